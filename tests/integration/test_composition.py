@@ -238,7 +238,7 @@ class ControlInstance:
             ControlLink(DataPath.UNIX, address, TOKEN, slab_bytes=32 << 20, device=CPU, room_s=HUNG_S)
         )
 
-    def opened(self, row: Row, target: Any) -> ControlNetSession:
+    def opened(self, row: Row, target: Any) -> ControlNetSession[ControlLink]:
         """`row` as a denoiser has it open here."""
         (use,), behind = row.adapters.controls, self._net.behind(target.base)
         seen = self._net.open(control_conditions(row, 0))

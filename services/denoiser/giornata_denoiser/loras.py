@@ -354,6 +354,10 @@ class LoraTiers:
         }
         return AdapterCounters.model_validate({**found, **sizes, **gone})
 
+    def pinned(self) -> frozenset[str]:
+        """LoRAs and sets that stay in some tier: rows have them, or they are being loaded."""
+        return self._sets.pins | self._files.pins | self._disk.pins
+
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Digests of LoRAs that are here, the last used first, at most :data:`LISTED` a tier."""
         sets = [lora.digest for name in reversed(tuple(self._sets)) for lora in self._members[name]]

@@ -18,7 +18,8 @@ from safetensors.numpy import load
 
 from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.packed.compute_set import region_of as region_in
-from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
+from giornata.planning.plans import BatchPlan, BatchPlanner, evaluate_modes, plan_batch
+from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler

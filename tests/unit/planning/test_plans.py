@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.plans import (
-    BatchRow,
-    LoadLink,
-    Modes,
-    RowBlocks,
     evaluate_modes,
     exact_modes,
     greedy_modes,
@@ -23,11 +19,12 @@ from giornata.planning.plans import (
     plan_each_alone,
     prefix_batch,
     scanned,
-    takes,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, LoadLink, Modes, RowBlocks, takes
 from giornata.wire.values import BlockMode
 from tests.examples import examples
+from tests.present import present
 
 LINKS = st.builds(LoadLink, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
 BASES = st.sampled_from([0.0, 2.5])
@@ -144,8 +141,7 @@ def test_one_row_without_hidden_states_is_planned_as_well_over_two_steps(
     batch: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
     (row,) = batch
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     ends = {modes: finish_ms(row, modes, link, base_ms) for modes in every(row)}
     assert plan_batch(batch, link, base_ms).finish_ms == pytest.approx(min(ends.values()), rel=1e-9)
     candidates = scanned(prefixes, None, link, 0.0).computing_ms[0]
@@ -186,8 +182,7 @@ def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     batch: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
 ) -> None:
     """Rows of one template load the most of what each of them asks for, once, however different that is."""
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     candidates = st.integers(0, 2 * prefixes.blocks)
     chosen = np.array([[data.draw(candidates)] for _ in batch])
     found = scanned(prefixes, chosen, link, base_ms)

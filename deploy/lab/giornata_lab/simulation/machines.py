@@ -136,7 +136,7 @@ def h800_flux(rows: int = 8) -> Machine:
     ).weights
     whole = SequenceShape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
     work = step_work(FLUX_BLOCKS, [whole], [(BlockMode.FULL,) * FLUX_BLOCKS.blocks])
-    one_ms = picture_ms / work.multiplications
+    one_ms = picture_ms / (work.linear + work.attention)
     return Machine(StepCosts((step_ms, 0.0, one_ms, one_ms, 0.0, 0.0)), FLUX_BLOCKS, "NVIDIA H800", rows)
 
 

@@ -22,7 +22,7 @@ from giornata_tools.cli.options import option_name
 
 
 class AdapterParamType(click.ParamType[dict[str, object]]):
-    """An adapter as an option writes it: `read` makes its fields, which are validated later, or raises ValueError."""
+    """The fields of an adapter, which `read` makes of a text; its ValueError tells what is wrong."""
 
     def __init__(self, name: str, read: Callable[[str], dict[str, object]]) -> None:
         self.name, self._read = name, read

@@ -12,6 +12,7 @@ import torch
 
 from giornata.bus.bus import Bus
 from giornata.control.layout import Behind, count_sequences, sum_residuals
+from giornata.control.link.client import ControlLink
 from giornata.control.networks import CPU, device_id
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import control_work, work_of
@@ -231,7 +232,7 @@ def dispatcher_of(
     config: DenoiserConfig,
     checkpoint: Checkpoint,
     network: ControlNetTarget,
-    sessions: OpenControls,
+    sessions: OpenControls[ControlLink],
     lost: Callable[[RowKey, Exception], None],
 ) -> ControlDispatcher:
     """Return what computes the checkpoint's ControlNets, and asks in `sessions` for others; `lost` is of its rows."""
@@ -267,9 +268,11 @@ class DenoiserControlNets:
         self.pool = PoolControls(sessions.lost) if pooled else None
         """Where the rows of a pool are open."""
         self.controls: ControlExecutor = NoControls()
-        sessions.opened = self.pool or OpenControls()
-        if self.pool is None:
-            self.controls = dispatcher_of(config, checkpoint, network, sessions.opened, sessions.lost)
+        if self.pool is not None:
+            sessions.opened = self.pool
+        else:
+            sessions.opened = opened = OpenControls[ControlLink]()
+            self.controls = dispatcher_of(config, checkpoint, network, opened, sessions.lost)
 
     @property
     def base(self) -> ControlBase:

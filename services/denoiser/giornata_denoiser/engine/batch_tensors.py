@@ -341,6 +341,12 @@ class BatchAssembler:
         self._assembled[computes] = rows, low_ranks, assembly
         return assembly
 
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows whose inputs are held, alone or in an assembly."""
+        assembled = (rows for rows, _, _ in self._assembled.values())
+        return frozenset(self._placed).union(row.key for rows in assembled for row in rows)
+
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
         """Forget all rows but these, and the assembly where the engine is `resting`."""
         for key in self._placed.keys() - keys:

@@ -274,6 +274,11 @@ class ModelRunner:
         with self._trace.span(TraceLane.STEP, f"{len(rows)} rows"):
             return self._forward(rows)
 
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows of which anything is held."""
+        return self.sources.keys | self.placing.keys | self._unread.keys()
+
     def _give_back(self) -> None:
         self.sources.rest()
         self._controls.retain(())

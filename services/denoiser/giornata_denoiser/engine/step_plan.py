@@ -22,14 +22,13 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.plans import (
+from giornata.planning.plans import BatchPlanner, plan_batch
+from giornata.planning.row_blocks import (
     SLABS,
-    BatchPlanner,
     BatchRow,
     BlockLoads,
     Counts,
     LoadLink,
-    plan_batch,
     row_blocks,
     slab_unit,
     takes,
@@ -415,6 +414,11 @@ class StepPlanner:
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
+
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows of which something that they take is held."""
+        return frozenset(self._running)
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Forget all rows but these."""

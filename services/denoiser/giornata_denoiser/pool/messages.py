@@ -125,7 +125,7 @@ class OrderedRow:
     """What a fresh row's step cache remembers; the factors are in its slab."""
     low_rank: int | None = None
     """Number of the set of LoRAs that act in the step, if any do."""
-    session: ControlNetSession | None = None
+    session: ControlNetSession[ControlLinkAddress] | None = None
     """Where the row is open for its ControlNets, by an address; None where ranks compute them, or it has none."""
 
 

@@ -26,7 +26,7 @@ from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, RowTimes, StepSize
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.controls.residuals import ControlNetSession
+from giornata_denoiser.controls.residuals import ControlLinkAddress, ControlNetSession
 from giornata_denoiser.pool.messages import (
     ForgetResources,
     MapSlab,
@@ -121,7 +121,7 @@ class SharedRowStore:
         shared: SharedRow,
         step: int,
         low_rank: SequenceLoras | None = None,
-        session: ControlNetSession | None = None,
+        session: ControlNetSession[ControlLinkAddress] | None = None,
         *,
         fresh: bool,
         plain: bool,
@@ -300,7 +300,7 @@ class LeaderRow:
     """Whether it has to do without its template."""
     waits: bool = False
     """Whether its next step waits for its LoRAs or ControlNets."""
-    session: ControlNetSession | None = None
+    session: ControlNetSession[ControlLinkAddress] | None = None
     """Where it was open for its ControlNets when its latest step was ordered."""
     fresh: bool = True
     """Whether its next step begins from what is in its slab alone."""

@@ -59,16 +59,39 @@ ProgressBar = Callable[[Sequence[int]], Iterable[int]]
 """Passes on what it is given, one by one, and may show how far it is."""
 
 
+STABLE: Final = 0.1
+"""Times that differ from their median by at most this share agree with it."""
+MORE_ROUNDS: Final = 6
+"""At most so many rounds follow for what is not stable yet."""
+
+
 def measure_medians(
     things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
-    """The median time of every thing, in ms; each round takes all of them in an order of its own."""
+    """The median time of every thing, in ms; each round takes all of them in an order of its own.
+
+    What is not stable by then, because most of its times do not agree with their median, is measured again.
+    """
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
-    order = [index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))]
     times: list[list[float]] = [[] for _ in things]
-    for index in bar(order):
-        times[index].append(measure(things[index]))
+
+    def take(order: Sequence[int]) -> None:
+        for index in bar(order):
+            times[index].append(measure(things[index]))
+
+    take([index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))])
+    for _ in range(MORE_ROUNDS):
+        unstable = [index for index, of_one in enumerate(times) if not _agree(of_one)]
+        if not unstable:
+            break
+        take(chance.sample(unstable, len(unstable)))
     return [statistics.median(of_one) for of_one in times]
+
+
+def _agree(times: Sequence[float]) -> bool:
+    """Return whether more than half of these times lie near their median."""
+    median = statistics.median(times)
+    return 2 * sum(abs(each - median) <= STABLE * median for each in times) > len(times)
 
 
 class StepMeter:
@@ -175,7 +198,7 @@ class StepMeter:
         return [slabs.load_bytes(block, size.modes[0]) for block in range(self._family.depth)]
 
     def _prepared(self, mixture: StepShape) -> Callable[[], object]:
-        rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
+        rows = [self.row(size, index) for index, size in enumerate(mixture.rows)]
         low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
         plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
         uses = with_low_ranks(plain, rows, low_ranks)
@@ -192,7 +215,7 @@ class StepMeter:
 
         return step
 
-    def _row(self, size: RowSize, index: int) -> Row:
+    def row(self, size: RowSize, index: int) -> Row:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
@@ -218,7 +241,7 @@ class StepMeter:
         """Return what a template run over such a picture leaves, in both forms, in the host's memory."""
         grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
-            row = self._row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
+            row = self.row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, self._recording)
             with torch.inference_mode():
                 denoise_step(family, assemble(family, [row]), [row], [BlockInputs(recorder=recorder)])

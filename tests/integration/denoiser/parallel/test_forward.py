@@ -44,8 +44,7 @@ from tests.integration.denoiser.parallel.steps import (
 )
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
 from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
-from tests.unit.denoiser.engine.test_masked import masked, step, uses_of
-from tests.unit.denoiser.engine.test_residuals import Given, drawn
+from tests.unit.denoiser.engine.test_masked import Given, drawn, masked, step, uses_of
 from tests.unit.denoiser.engine.test_unkept import Unkept
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.families.test_driven import region_of

@@ -20,6 +20,7 @@ from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.residuals import (
     ControlLinkAddress,
+    ControlNetSession,
     PoolControls,
     control_target,
     open_controls,
@@ -160,7 +161,8 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
         assert len(bench.degrees) == STEPS + 1, "it has made the one step in which no ControlNet acts"
         nowhere = replace(address, address=str(tmp_path / "nowhere.sock"))
         for link in (nowhere, address):
-            controls.put(row.key, replace(opened, link=link))
+            session = ControlNetSession(opened.instance, link, opened.row, opened.behind)
+            controls.put(row.key, session)
             bench.pool.resume("guided", 1)
             if link is nowhere:
                 assert lost.get(timeout=HUNG_S) == row.key
@@ -182,7 +184,7 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
     use = RowControl("edges", net.card.digest, 0.8, 1, STEPS, image=image)
     row = replace(model.row("guided", steps=STEPS, guided=True), adapters=Adapters(controls=(use,)))
-    controls = RankControls(model.checkpoint, model.config(2))
+    controls = RankControls(CPU)
     with ExitStack() as stack:
         stack.callback(controls.close)
         opened = ControlInstance(tmp_path, net, stack).opened(row, target)
@@ -192,7 +194,8 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
             32 << 20,
             16 << 20,
         ):  # of an instance that was started again, under another address
-            controls.follow(row.key, replace(opened, link=replace(address, slab_bytes=slab_bytes)))
+            there = replace(address, slab_bytes=slab_bytes)
+            controls.follow(row.key, ControlNetSession(opened.instance, there, opened.row, opened.behind))
             session = controls.session(row.key)
             assert session is not None
             links.append(session.link)

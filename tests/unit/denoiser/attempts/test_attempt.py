@@ -48,6 +48,7 @@ from giornata_denoiser.rows.row import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes.fleet import CARD
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF
 
 # Attempts count what is unfinished, and the record takes an outcome only from its present owner.
@@ -174,8 +175,7 @@ def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
         RowRecord(index=2, seed=2, attempt=1, worker="me"),
     )
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
-    changed = record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {})
-    assert changed is not None
+    changed = present(record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {}))
     assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]
 
 
@@ -252,12 +252,10 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
         attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     good, bad = written.rows
-    assert good.resume is not None
-    assert good.resume.step == 2
+    assert present(good.resume).step == 2
     assert good.error is None
     assert (bad.resume, bad.latents) == (None, None)
-    assert bad.error is not None
-    assert bad.error.code == "row_poisoned"
+    assert present(bad.error).code == "row_poisoned"
 
 
 async def test_the_record_tells_the_step_from_which_loras_act() -> None:
@@ -270,8 +268,7 @@ async def test_the_record_tells_the_step_from_which_loras_act() -> None:
         attempt.rows[index] = replace(row, step=step, adapters=adapters)
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     under_way, done, without = written.rows
-    assert under_way.resume is not None
-    assert under_way.resume.loras_from == 3
+    assert present(under_way.resume).loras_from == 3
     assert (done.loras_from, without.loras_from) == (3, None)
 
 

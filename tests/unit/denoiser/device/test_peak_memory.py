@@ -37,7 +37,7 @@ from giornata_lab.bench.compute.models import REAL, flux
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.fakes.cuda import CUDA, World, pretended
-from tests.unit.denoiser.engine.test_rehearsal import CARD
+from tests.fakes.fleet import CARD
 
 BITS: Final = 4
 TIER_BYTES: Final = 14 << 30

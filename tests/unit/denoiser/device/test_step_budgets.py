@@ -44,9 +44,10 @@ from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven, tiny_flux_control
 from tests.fakes.cuda import CUDA, Finding, World, pretended
+from tests.fakes.fleet import CARD
 from tests.fakes.local_controls import controls_of
 from tests.patience import HUNG_S
-from tests.unit.denoiser.engine.test_rehearsal import CARD
+from tests.present import present
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.test_loras import ROOMY, Remote, factors
 
@@ -88,8 +89,7 @@ def row(name: str, of: ModelFamily, spec: Spec, *, masked: bool) -> Row:
         return made
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[[5, 6, 9, 10][spec.seed % 2 :]] = True
-    where = make_region(touched)
-    assert where is not None
+    where = present(make_region(touched))
     return replace(made, region=with_companions(where, made.companions))
 
 
@@ -127,8 +127,7 @@ def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:
                 engine.batch.submit([replace(shown, partial_images=1)])
             world.launches.clear()
             world.synchronisations.clear()
-            report = engine.step()
-            assert report is not None
+            report = present(engine.step())
             assert not report.failed, report.failed[0].error.__cause__
             kind = "joins" if number == 0 else "masked" if number < 2 else "several"
             cost = found[kind]

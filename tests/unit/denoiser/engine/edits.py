@@ -24,6 +24,7 @@ from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
 
 FORMS = [frozenset({CacheForm.KV}), frozenset({CacheForm.HIDDEN}), frozenset(CacheForm), frozenset()]
@@ -58,12 +59,8 @@ def finish_rows(of: ModelFamily, rows: Sequence[Row], **how: object) -> dict[str
 
 def assert_nothing_kept(made: Engine) -> None:
     """An engine without rows holds nothing of those that it had."""
-    computing = made.computing
     assert len(made.batch) == 0
-    assert not computing.sources._running
-    assert not computing.placing._placed
-    assert not computing.placing._assembled
-    assert not computing._unread
+    assert not made.computing.keys
 
 
 def template(
@@ -78,9 +75,7 @@ def template(
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(tokens)] = True
-    found = make_region(touched)
-    assert found is not None
-    return found
+    return present(make_region(touched))
 
 
 def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, place: Region | None = None) -> Row:
@@ -132,8 +127,7 @@ def expected(
     Where it is `corrected`, by its own first step or by that of a `teacher`.
     """
     seen: list[tuple[Entry, Everything]] = []
-    place = row.region
-    assert place is not None
+    place = present(row.region)
     if teacher is not None:
         seen, _ = _first_step(of, teacher, taken)
     while not row.done:

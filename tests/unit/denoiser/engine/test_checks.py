@@ -23,6 +23,7 @@ from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, assert_nothing_kept, edit, template
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -153,8 +154,7 @@ def test_nothing_of_a_poisoned_row_is_taught_or_handed_back() -> None:
     made.batch.submit(rows)
     made.plan()
     poison(made, "bad")
-    first = made.step()
-    assert first is not None
+    first = present(made.step())
     assert [failure.row.key.job_id for failure in first.failed] == ["bad"], (
         "a step that teaches is judged at once"
     )

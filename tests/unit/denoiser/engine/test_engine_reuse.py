@@ -20,13 +20,12 @@ from giornata.planning.operations import SequenceShape, StepWork, step_work
 from giornata.planning.plans import (
     BatchPlan,
     BatchPlanner,
-    BatchRow,
-    LoadLink,
     evaluate_modes,
     plan_batch,
     plan_each_alone,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -40,6 +39,7 @@ from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
+from tests.present import present
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,
@@ -134,8 +134,7 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
         made = engine(OF, planner=chaotic(seed), loader=loader if ahead else None, correction_bits=None)
         made.batch.submit([edit(OF, taken, spec, place)])
         report = made.step()
-    assert report is not None
-    (row,) = report.advanced
+    (row,) = present(report).advanced
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 

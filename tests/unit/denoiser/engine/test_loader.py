@@ -30,6 +30,7 @@ from giornata_denoiser.rows.template import CachedBlock, Entry, StoredTensor, st
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, finished, template
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -48,8 +49,7 @@ def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
 
 
 def slabs(of: Entry) -> Slabs:
-    where = make_region(torch.tensor([[True, False, False], [False, False, False]]))
-    assert where is not None
+    where = present(make_region(torch.tensor([[True, False, False], [False, False, False]])))
     return Slabs(of, where, own=2, family=OF)
 
 

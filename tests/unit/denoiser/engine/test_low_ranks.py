@@ -20,6 +20,7 @@ from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
 from tests.unit.denoiser.engine.test_masked import exact_family
 
@@ -109,8 +110,7 @@ def test_loras_that_join_later_act_from_their_step_on(
     made.batch.submit([plain])
     for _ in range(2):
         report = made.step()
-    assert report is not None
-    there = replace(report.advanced[0], degree=0, corrections=None, adapters=Adapters(SETS[2]))
+    there = replace(present(report).advanced[0], degree=0, corrections=None, adapters=Adapters(SETS[2]))
     wanted = finished(engine(of, shelf), there)[plain.key.job_id]
     found = finished(engine(of, shelf), late)[plain.key.job_id]
     torch.testing.assert_close(found.latent, wanted.latent, atol=EXACTLY, rtol=0)
@@ -123,10 +123,8 @@ def test_the_step_in_which_loras_join_is_in_full(of: ModelFamily, shelf: LoraSet
     )
     tokens = []
     for _ in range(4):
-        report = made.step()
-        assert report is not None
-        assert report.sample is not None
-        tokens.append(report.sample.image_tokens)
+        report = present(made.step())
+        tokens.append(present(report.sample).image_tokens)
     assert tokens[0] == tokens[2] == 3 * 16  # one of them is guided
     assert tokens[1] == 3 * 4
 
@@ -135,8 +133,7 @@ def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, s
     rows = rows_of(of)[:3]
     made = engine(of, LoraSetStore({SETS[1]: shelf.sets[SETS[1]]}))
     made.batch.submit(rows)
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert {row.key for row in report.advanced} == {row.key for row in rows[:2]}
     (failed,) = report.failed
     assert failed.row.key == rows[2].key
@@ -151,8 +148,7 @@ def test_corrections_belong_to_the_set_under_which_they_were_learned(
     for index in (3, 4):
         made = engine(of, shelf)
         made.batch.submit([rows_of(of)[index]])
-        report = made.step()
-        assert report is not None
+        report = present(made.step())
         (row,) = report.advanced
         assert row.taught
         if index == 4:
@@ -161,8 +157,7 @@ def test_corrections_belong_to_the_set_under_which_they_were_learned(
         kept.keep(row)
         assert row.region is not None
         assert row.template is not None
-        under = row.adapters.learned_under(0)
-        assert under is not None
+        under = present(row.adapters.learned_under(0))
         assert kept.find(row.template.id, row.region, 2 if index == 3 else 1, under) == row.corrections
         assert kept.find(row.template.id, row.region, 1, "another set") is None
     controlled = replace(row, adapters=Adapters(controls=(RowControl("m", "d", 1.0, 0, 4),)))

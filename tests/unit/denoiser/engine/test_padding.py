@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from giornata.packed import attention
 from giornata.packed.attention import DenseKV, grouped
 from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.cost_model import StepCosts
@@ -31,6 +32,7 @@ from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
+from tests.present import present
 from tests.unit.denoiser.engine.edits import (
     GRID,
     Oracle,
@@ -86,30 +88,6 @@ def freezing(uses: Sequence[BlockInputs], texts: Sequence[Everything]) -> list[B
 # One forward
 
 
-@pytest.mark.parametrize(
-    ("modes", "fill", "scale"),
-    [
-        (KV, False, 2.5),
-        (KV, True, 1.0),
-        ([BlockMode.HIDDEN] * 4, True, 2.5),
-        ([BlockMode.FULL] * 4, False, 1.0),
-        ([BlockMode.FULL, *KV[:3]], False, 2.5),
-    ],
-)
-def test_masked_with_kept_padding_equals_full_on_the_compute_set(
-    modes: Sequence[BlockMode], fill: bool, scale: float
-) -> None:
-    of = exact_family(fill=fill)
-    row = masked(of, replace(PADDED, true_cfg_scale=scale), [6, 7, 11])
-    assert row.region is not None
-    whole, pictures, texts = shown(of, replace(row, region=None))
-    assert {len(text.heads[3][0]) for text in texts} == ({4} if scale == 1.0 else {4, 5})
-    for room in (False, True):
-        (latent,) = step(of, [row], freezing(reusing(row, pictures, modes, room=room), texts))
-        inside = row.region.computed
-        torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
-
-
 MIXES = st.lists(
     st.tuples(
         st.integers(2, 6),  # text tokens
@@ -126,21 +104,20 @@ MIXES = st.lists(
 
 @pytest.mark.slow
 @examples(times=1 / 3)  # each computes whole models
-@given(MIXES)
-def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]]) -> None:
-    rows, wanted, reuse = [], [], {}
+@given(MIXES, st.booleans())
+def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]], fill: bool) -> None:
+    of, rows, wanted, reuse = exact_family(fill=fill), [], [], {}
     for index, (text, padding, kept, modes, scale, room) in enumerate(mixes):
         spec = Spec(f"j{index}", 1, 0, GRID, text, min(padding, text - 1), true_cfg_scale=scale, seed=index)
-        row = masked(EXACTLY, spec, [index, 7, 11])
-        whole, pictures, texts = shown(EXACTLY, replace(row, region=None))
+        row = masked(of, spec, [index, 7, 11])
+        whole, pictures, texts = shown(of, replace(row, region=None))
         uses = reusing(row, pictures, modes, room=room)
         reuse[index] = freezing(uses, texts) if kept and spec.padding_tokens else uses
         rows.append(row)
         wanted.append(whole)
-    latents = step(EXACTLY, rows, uses_of(rows, reuse))
+    latents = step(of, rows, uses_of(rows, reuse))
     for row, latent, whole in zip(rows, latents, wanted, strict=True):
-        assert row.region is not None
-        inside = row.region.computed
+        inside = present(row.region).computed
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
 
 
@@ -264,7 +241,7 @@ def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
     assert tokens[0] == (6 + 16) * (6 + 16)
 
 
-def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
+def test_padding_of_which_a_step_kept_a_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows know their correction, so that nothing else makes the step compute it."""
     taken = template(EXACTLY)
     teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", seed=8))
@@ -273,7 +250,6 @@ def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
         replace(keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=seed)), corrections=known)
         for seed, name in enumerate("ab")
     ]
-    network = Hiccup(0, DOUBLE)
     calls = count()
 
     def attend(*args: Any) -> Tensor:
@@ -281,8 +257,8 @@ def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
             raise RuntimeError("in the third block of the first step")
         return grouped(*args)
 
-    network._parts = network._parts._replace(attend=attend)
-    ended = finish_rows(tiny_flux.family(network), rows, correction_bits=EXACT)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: attend)
+    ended = finish_rows(tiny_flux.family(Hiccup(0, DOUBLE)), rows, correction_bits=EXACT)
     for row in rows:
         wanted = expected(EXACTLY, row, teacher)
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)

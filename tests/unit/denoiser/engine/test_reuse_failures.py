@@ -30,6 +30,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finish_rows, finished, template
 from tests.unit.denoiser.engine.test_masked import FLOAT32, OF, exact_family
 from tests.unit.denoiser.engine.test_renewing import Hiccup
@@ -52,8 +53,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
     made.plan()
     (spoiled,) = (row for row in made.batch.running if row.key.job_id == "bad")
     made.batch.settle([replace(spoiled, latent=spoiled.latent[:3])], [])  # no forward takes it
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [failure.row.key.job_id for failure in report.failed] == ["bad"]
     torch.testing.assert_close(finished(made)["good"].latent, wanted, atol=FLOAT32, rtol=0)
 
@@ -206,8 +206,7 @@ def test_after_a_step_that_ran_out_of_memory_rows_take_turns() -> None:
     with Loader() as loader:
         made = engine(tiny_flux.family(network), loader=loader)
         made.batch.submit(rows)
-        first = made.step()
-        assert first is not None
+        first = present(made.step())
         assert len(first.advanced) == 5, "each alone"
         going_on = made.plan()
         aside = made.batch.waiting
@@ -227,8 +226,7 @@ def test_a_row_that_does_not_fit_alone_lowers_no_limit() -> None:
     large = tiny_flux.row(OF, Spec("large", grid=(7, 7), steps=2))
     small = [tiny_flux.row(OF, Spec(f"s{i}", grid=(2, 2), steps=2)) for i in range(4)]
     made.batch.submit([large])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [failed.row.key.job_id for failed in report.failed] == ["large"]
     made.batch.submit(small)
     assert len(made.plan()) == 4
@@ -267,8 +265,7 @@ def test_a_row_alone_that_runs_out_of_memory_is_tried_again_without_templates_on
     made = Engine(crowded, ROOMY, lambda: 0.0, reusing=ReuseOptions(device=network.crowded))
     row = edit(OF, template(OF) if masked else None, Spec("a", grid=GRID, steps=3, seed=1), None)
     made.batch.submit([row])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [(row.step, report.failed) for row in report.advanced] == [(1, ())]
     assert (network.tries, network.crowded.given_back) == (2, 1)
     torch.testing.assert_close(
@@ -285,8 +282,7 @@ def test_a_row_that_has_no_room_at_all_fails_at_the_second_try() -> None:
     device = Crowded()
     made = Engine(tiny_flux.family(network), ROOMY, lambda: 0.0, reusing=ReuseOptions(device=device))
     made.batch.submit([tiny_flux.row(OF, Spec("a", grid=GRID, steps=3))])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [type(failure.error) for failure in report.failed] == [InternalError], (
         "another denoiser may have room"
     )

@@ -29,6 +29,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, OF
 
@@ -73,8 +74,7 @@ def test_nothing_is_held_but_the_entry() -> None:
         found = slabs.keys_values(1)
         assert isinstance(found, KVPages) is held
         key = found.key.data if isinstance(found, KVPages) else found.key
-        stored = taken.entries[0].blocks[1].key
-        assert stored is not None
+        stored = present(taken.entries[0].blocks[1].key)
         assert (key.data_ptr() == stored.data.data_ptr()) is held
     sizes = Slabs(taken.entries[0], where(), 3, OF, device=Unkept()).sizes(BlockMode.KV)
     assert sizes.sum() == taken.entries[0].size_bytes
@@ -126,8 +126,7 @@ def test_what_is_counted_is_what_is_held() -> None:
     for bits in (EXACT, 8, 4):
         made = engine(OF, correction_bits=bits)
         made.batch.submit([row])
-        report = made.step()
-        assert report is not None
+        report = present(made.step())
         (taught,) = report.advanced
         learned = sum(each.size_bytes for each in taught.corrections or ())
         assert correction_bytes(taught, 4, bits) == correction_bytes(row, 4, bits) == learned > 0

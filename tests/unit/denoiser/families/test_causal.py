@@ -60,7 +60,7 @@ def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
         whole = finished(made)["first"]
         assert prefilled.call_count == 1
         assert made.plan() == ()
-        assert not made.computing.placing._placed, "it leaves with its row"
+        assert not made.computing.placing.keys, "it leaves with its row"
         made.batch.submit([row])
         for _ in range(2):
             made.step()

@@ -28,9 +28,9 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control
+from tests.present import present
 from tests.unit.denoiser.engine.edits import finished
-from tests.unit.denoiser.engine.test_masked import on_the_line, step, uses_of
-from tests.unit.denoiser.engine.test_residuals import Given
+from tests.unit.denoiser.engine.test_masked import Given, on_the_line, step, uses_of
 from tests.unit.denoiser.families.test_unet_engine import WHERE, family, row
 
 CLOSE = 1e-6
@@ -52,8 +52,7 @@ class Both:
         found = []
         for prompt in at.prompts:
             of: Any = prompt
-            image = at.adapters.controls[0].image
-            assert image is not None
+            image = present(at.adapters.controls[0].image)
             skips, middle = self.oracle(
                 tiles_to_maps(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
                 at.track.times[at.step],
@@ -70,8 +69,7 @@ class Both:
         return found
 
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
-        network = controlled_network(of.network, PIXELS)
-        assert network is not None
+        network = present(controlled_network(of.network, PIXELS))
         return LocalControls({self.loaded.card.digest: self.loaded}, network, held_steps)
 
     def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:

@@ -21,6 +21,7 @@ from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, where
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -29,8 +30,7 @@ def travelled(thing: object, kept: object = None) -> object:
     """`thing` as a rank reads it; `kept` is known there as number 7."""
     places = TensorPlaces()
     data = pack(thing, places, lambda part: 7 if part is kept else None)
-    descriptor = places.written()
-    assert descriptor is not None
+    descriptor = present(places.written())
     memory = mapped_tensor(descriptor, places.size_bytes)
     os.close(descriptor)
     return unpack(data, lambda place: places.tensor(place, memory), {7: kept})

@@ -25,7 +25,7 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     unpack,
 )
-from giornata_denoiser.pool.rank import GroupFamilies, RankLoras, RankSteps
+from giornata_denoiser.pool.rank import GroupFamilies, RankControls, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolState, RankKnowledge, RowStepStart, SharedRow, SharedRowStore
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -43,7 +43,8 @@ class Bench:
 
     def __init__(self, families: GroupFamilies | None = None) -> None:
         self.computing: list[ModelRunner] = []
-        self.steps = RankSteps(0, families or OneDevice(OF), self._made, RankLoras(OF.device))
+        loras, controls = RankLoras(OF.device), RankControls(OF.device)
+        self.steps = RankSteps(0, families or OneDevice(OF), self._made, loras, controls)
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
     def _made(self, family: ModelFamily) -> ModelRunner:
@@ -72,9 +73,9 @@ def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | F
     for step, fresh in enumerate((True, False)):
         assert isinstance(bench.compute(shared, held, step, fresh=fresh), RankStepEnded)
     (computing,) = bench.computing
-    assert computing.sources._running.keys() == {row.key}
+    assert computing.sources.keys == {row.key}
     bench.steps.take(gone((shared.number,)), ())
-    assert not computing.sources._running
+    assert not computing.sources.keys
     refused = bench.compute(shared, held, 2, fresh=False)
     assert isinstance(refused, RankStepFailed)
     assert refused.reason == "stale"

@@ -42,6 +42,7 @@ from tests.contract.messages import CARD
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -147,8 +148,7 @@ class Desk:
 
     async def ask(self, request: RunRequest | None = None) -> TemplateReuse:
         async with self.lookup.held(request or self.request) as how:
-            assert how is not None
-            return how
+            return present(how)
 
     async def submitted(self, number: int) -> Row:
         """The row of the run of this number."""

@@ -21,6 +21,7 @@ from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTe
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.engine.edits import edit, where
 from tests.unit.denoiser.engine.test_masked import OF
 from tests.unit.denoiser.templates.desk import Desk, desk
@@ -46,20 +47,16 @@ def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bi
 def kept(budget: int, *rows: Row) -> FirstTemplates:
     made = FirstTemplates(budget)
     for row in rows:
-        assert row.records is not None
-        made.expect(row.records.name)
+        made.expect(present(row.records).name)
         made.keep(row)
     return made
 
 
 def test_what_an_edit_left_shows_what_it_repainted() -> None:
     made = kept(SIZE, done("one"))
-    found = made.find("one")
-    assert found is not None
-    assert found.edited is not None
-    assert found.edited.digest == where().digest
-    assert found.noise is not None
-    assert found.noise.shape == NOISE.shape
+    found = present(made.find("one"))
+    assert present(found.edited).digest == where().digest
+    assert present(found.noise).shape == NOISE.shape
     assert (len(found.entries), made.kept, made.size_bytes) == (3, 1, SIZE)
     assert made.holds(found)
     assert made.find("two") is None
@@ -71,16 +68,6 @@ def test_what_an_edit_left_shows_what_it_repainted() -> None:
 def test_what_is_not_whole_or_not_finite_is_not_kept(row: Row) -> None:
     made = kept(SIZE * 10, row)
     assert (made.find("one"), made.kept) == (None, 0)
-
-
-def test_the_least_recently_used_go_first() -> None:
-    made = kept(2 * SIZE, done("one"), done("two"))
-    assert made.find("one") is not None
-    made.expect("three")
-    made.keep(done("three"))
-    assert [name for name in ("one", "two", "three") if made.find(name)] == ["one", "three"]
-    assert list(made) == ["one", "three"]
-    assert kept(SIZE - 1, done("one")).find("one") is None
 
 
 def test_a_removal_meanwhile_holds() -> None:
@@ -116,14 +103,12 @@ def test_a_recording_goes_before_what_an_edit_left() -> None:
     made = TemplateStore(10**6, first_bytes=10**6)
     made.first.expect("pic-left")
     made.first.keep(done("pic-left"))
-    found = made.find("pic-run", "pic-left")
-    assert found is not None
+    found = present(made.find("pic-run", "pic-left"))
     assert made.has(found)
     assert made.resident() == {Tier.MEMORY: ("pic",)}
     assert made.find("pic-run") is None
     made.put(template("pic-run"))
-    recording = made.find("pic-run", "pic-left")
-    assert recording is not None
+    recording = present(made.find("pic-run", "pic-left"))
     assert recording.edited is None
     assert not made.has(found)
     assert made.first.size_bytes == 0
@@ -157,8 +142,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
         await ended(made, first, monkeypatch)
         for _ in range(2):
             how = await made.ask(request)
-            assert how.recording is not None
-            assert how.recording.edited is not None
+            assert present(how.recording).edited is not None
             assert how.leaves is None
             assert made.engine.submitted == []
         assert (await made.ask(request)).recording is not None
@@ -173,8 +157,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
         made.finish(await made.submitted(1))
         async with asyncio.timeout(HUNG_S):
             await recorded.wait()
-        found = (await made.ask(request)).recording
-        assert found is not None
+        found = present((await made.ask(request)).recording)
         assert found.edited is None
         assert made.store.first.size_bytes == 0
 
@@ -269,9 +252,8 @@ def keeping(budget: int, *rows: Row) -> CorrectionCache:
 
 
 def found(made: CorrectionCache, row: Row) -> bool:
-    assert row.template is not None
     assert row.region is not None
-    known = made.find(row.template.id, row.region, len(row.prompts))
+    known = made.find(present(row.template).id, row.region, len(row.prompts))
     return known is not None and known == row.corrections
 
 
@@ -324,22 +306,18 @@ def region_digest(*tokens: int) -> bytes:
 def test_a_mask_takes_what_was_learned_outside_of_it_and_of_the_nearest_other_one() -> None:
     near, far, guided = taught("one", (0, 5)), taught("one", (9, 10, 11, 12)), taught("one", sequences=2)
     for index, row in enumerate((near, far, guided)):
-        assert row.region is not None
-        rows = float(index) + torch.arange(len(row.region.outside)).unsqueeze(1).expand(-1, 2)
+        rows = float(index) + torch.arange(len(present(row.region).outside)).unsqueeze(1).expand(-1, 2)
         corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.prompts)
         object.__setattr__(row, "corrections", corrections)
     made = keeping(10 * CORRECTION_BYTES, far, near, guided)
     wanted = where((0, 6))
     assert made.nearest("two", wanted, 1) is None
-    union = made.nearest("one", wanted, 1)
-    assert union is not None
+    union = present(made.nearest("one", wanted, 1))
     assert union.digest == region_digest(0, 5, 6)
     before = made.size_bytes
-    known = made.widened("one", union, 1)
-    assert known is not None
-    assert near.region is not None
+    known = present(made.widened("one", union, 1))
     (delta,) = [each.deltas[0, "key"].data[:, 0] for each in known]
-    tokens = near.region.outside.tolist()
+    tokens = present(near.region).outside.tolist()
     assert delta.tolist() == [0.5 + tokens.index(token) for token in union.outside.tolist()]
     assert made.widened("one", union, 1) is known, "it is copied once"
     assert made.size_bytes == before + known[0].size_bytes
