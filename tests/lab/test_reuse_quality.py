@@ -15,10 +15,11 @@ from giornata_denoiser.families import network
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
-from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of
+from giornata_lab.bench.compute.bench_model import BenchModel, Request
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.reuse_quality import KEPT_FOR, MODEL
 from giornata_lab.quality import cases
+from giornata_tools.lora_profiler.probes import box_of
 from giornata_tools.lora_profiler.profiler import ssim
 
 STEPS = 6

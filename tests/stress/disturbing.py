@@ -16,7 +16,9 @@ from typing import Final
 RUN_S: Final = (1.0, 4.0)
 """The shortest and the longest time between two stops."""
 STOP_S: Final = (0.5, 3.0)
-"""The shortest and the longest stop."""
+"""The shortest and the longest stop of all processes."""
+ALONE_S: Final = 2.0
+"""The longest stop of one: after :data:`giornata.fleet.SILENCE_S` the others rightly take it for dead."""
 
 
 @contextmanager
@@ -42,10 +44,12 @@ def disturb(run: subprocess.Popen[bytes], processes: Callable[[], Iterable[int]]
             run.wait(draw.uniform(*RUN_S))
             return stops
         found = [process for process in sorted(processes()) if not _stands_still(process)]
-        chosen = [draw.choice(found)] if found and draw.random() < 0.5 else found
+        chosen, stop_s = found, draw.uniform(*STOP_S)
+        if found and draw.random() < 0.5:
+            chosen, stop_s = [draw.choice(found)], min(stop_s, ALONE_S)
         try:
             _send(chosen, signal.SIGSTOP)
-            time.sleep(draw.uniform(*STOP_S))
+            time.sleep(stop_s)
         finally:
             _send([process for process in chosen if not _is_held(process)], signal.SIGCONT)
         stops += 1

@@ -41,6 +41,7 @@ def f(n: Literal[1], flag: bool = True) -> int | None:
                    1)
     if flag:
         return False
+    flag = zip(n, strict=True)
     return None
 '''
     found = edits(source)

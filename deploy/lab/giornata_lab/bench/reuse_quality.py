@@ -27,12 +27,13 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
-from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from giornata_lab.bench.compute.bench_model import BenchModel, Request, held_out
 from giornata_lab.bench.compute.engines import BenchSetting, Teacher
 from giornata_lab.bench.harness import write
 from giornata_lab.flags import option, parsed
 from giornata_lab.quality import metrics
 from giornata_prepost.images.pictures import Pixels
+from giornata_tools.lora_profiler.probes import box_of
 from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")

@@ -22,7 +22,7 @@ from giornata_tools.cli.options import option_name
 
 
 class AdapterParamType(click.ParamType[dict[str, object]]):
-    """The fields of an adapter, which `read` makes of a text; they are validated later, and a ValueError tells why not."""
+    """The fields of an adapter, which `read` makes of a text; its ValueError tells what is wrong."""
 
     def __init__(self, name: str, read: Callable[[str], dict[str, object]]) -> None:
         self.name, self._read = name, read

@@ -452,6 +452,8 @@ class TemplateStore:
         self.first = FirstTemplates(first_bytes, host=host)
         self.counters: Counter[str] = Counter()
         """Lookups and prefetches, by field of :class:`giornata.wire.workers.TemplateCounters`."""
+        self._prefetched: set[str] = set()
+        """Recordings in memory that no lookup has found since they came from disk."""
 
     def counted(self) -> TemplateCounters:
         """The counters and sizes, as telemetry tells them."""
@@ -490,6 +492,9 @@ class TemplateStore:
         elif first is not None and (found := self.first.find(first)) is not None:
             where = FIRST
         with self._lock:
+            if recording_id in self._prefetched:
+                self._prefetched.remove(recording_id)
+                where = DISK if where is MEMORY else where
             self.counters[where] += 1
         return found
 
@@ -502,12 +507,16 @@ class TemplateStore:
         )
 
     def prefetch(self, recording_id: str) -> None:
-        """Load a recording that is on disk alone into memory; its pages are read ahead."""
+        """Load a recording that is on disk alone into memory; its pages are read ahead.
+
+        The lookup for which it is loaded counts as one on disk.
+        """
         found, where = self._load(recording_id)
         if found is None or where is not DISK:
             return
         with self._lock:
             self.counters["prefetched"] += 1
+            self._prefetched = {name for name in self._prefetched if name in self._memory} | {recording_id}
         self._disk.read_ahead(recording_id)
 
     def put(self, recording: CachedTemplate) -> None:

@@ -197,14 +197,6 @@ def _numbered(rows: Iterable[Row]) -> list[Row]:
     return [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
 
 
-def box_of(mask: np.ndarray) -> np.ndarray:
-    """(height, width) bool: the mask's bounding box."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    box = np.zeros_like(mask)
-    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
-    return box
-
-
 def held_out(side: int, limit: int) -> list[Request]:
     """`limit` of the edits that the model was not trained on, of pictures of `side` pixels."""
     slots = [slot for slot in cases.slots() if slot.side == side]
