@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from giornata.planning.plans import (
     LoadLink,
     Modes,
     RowBlocks,
+    StepPlanCandidates,
     evaluate_modes,
     exact_modes,
     greedy_modes,
@@ -257,8 +259,13 @@ def test_a_row_is_planned_beside_the_other_one(
 
 
 def test_planning_ends_with_a_change_that_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(plans, "scanned", lambda of, *rest: asked.append(of) or scanned(of, *rest))
+    asked: list[tuple[Any, ...]] = []
+
+    def counted(*given: Any) -> StepPlanCandidates:
+        asked.append(given)
+        return scanned(*given)
+
+    monkeypatch.setattr(plans, "scanned", counted)
     row = equal_blocks(4, 10, 10, 2, 0, 4)
     rows = [BatchRow(replace(row, hidden_kept=row.fresh), of) for of in "tu"]
     assert plan_batch(rows, LoadLink(slab_ms=1)).slabs
