@@ -28,7 +28,8 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     async with stage.http.get("/readyz") as response:
         assert (response.status, (await response.json())["missing"]) == (503, ["denoiser"])
         assert response.headers["Retry-After"] == "1"
-    await stage.router.announce(ready=False)
+    stage.router.ready = False
+    await stage.router.announce()
     async with stage.http.get("/readyz") as response:
         missing = (await response.json())["missing"]
         assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"

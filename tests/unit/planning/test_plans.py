@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,12 +15,6 @@ from hypothesis import strategies as st
 
 from giornata.planning import plans
 from giornata.planning.plans import (
-    BatchRow,
-    BlockLoads,
-    LoadLink,
-    Modes,
-    RowBlocks,
-    StepPlanCandidates,
     evaluate_modes,
     exact_modes,
     greedy_modes,
@@ -28,11 +22,12 @@ from giornata.planning.plans import (
     plan_each_alone,
     prefix_batch,
     scanned,
-    takes,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, BlockLoads, LoadLink, Modes, RowBlocks, takes
 from giornata.wire.values import BlockMode
 from tests.examples import examples
+from tests.present import present
 
 LINKS = st.builds(LoadLink, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
 BASES = st.sampled_from([0.0, 2.5])
@@ -149,8 +144,7 @@ def test_one_row_without_hidden_states_is_planned_as_well_over_two_steps(
     batch: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
     (row,) = batch
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     ends = {modes: finish_ms(row, modes, link, base_ms) for modes in every(row)}
     assert plan_batch(batch, link, base_ms).finish_ms == pytest.approx(min(ends.values()), rel=1e-9)
     candidates = scanned(prefixes, None, link, 0.0).computing_ms[0]
@@ -191,8 +185,7 @@ def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     batch: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
 ) -> None:
     """Rows of one template load the most of what each of them asks for, once, however different that is."""
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     candidates = st.integers(0, 2 * prefixes.blocks)
     chosen = np.array([[data.draw(candidates)] for _ in batch])
     found = scanned(prefixes, chosen, link, base_ms)
@@ -259,17 +252,12 @@ def test_a_row_is_planned_beside_the_other_one(
 
 
 def test_planning_ends_with_a_change_that_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def counted(*given: Any) -> StepPlanCandidates:
-        asked.append(given)
-        return scanned(*given)
-
-    monkeypatch.setattr(plans, "scanned", counted)
+    asked = Mock(wraps=scanned)
+    monkeypatch.setattr(plans, "scanned", asked)
     row = equal_blocks(4, 10, 10, 2, 0, 4)
     rows = [BatchRow(replace(row, hidden_kept=row.fresh), of) for of in "tu"]
     assert plan_batch(rows, LoadLink(slab_ms=1)).slabs
-    assert 2 <= len(asked) < plans.MOVES / 2
+    assert 2 <= asked.call_count < plans.MOVES / 2
 
 
 def test_the_largest_entry_is_that_of_any_block_of_either_step() -> None:

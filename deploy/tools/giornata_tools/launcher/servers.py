@@ -165,7 +165,7 @@ def valkey_config(folder: Path, socket: Path) -> str:
     """The configuration file's text: every write appended to the file, nothing evicted, no TCP port.
 
     The file's own thread does not sync: while it does, writes are answered before they are in the file, and a killed
-    server forgets them.
+    server forgets them. No title is written over the server's environment, by which tests know what they have started.
     """
     return (
         "port 0\n"
@@ -177,6 +177,7 @@ def valkey_config(folder: Path, socket: Path) -> str:
         'save ""\n'
         "maxmemory 1gb\n"
         "maxmemory-policy noeviction\n"
+        "set-proc-title no\n"
     )
 
 
