@@ -213,7 +213,7 @@ class RecordingSpec:
 
 @dataclass(frozen=True, eq=False)
 class RowInputs:
-    """The inputs of which a row is made: the same object in all of its steps, by which a row is known from another of its name.
+    """The inputs of which a row is made: the same object in all of its steps, by which namesakes are told apart.
 
     Tensors are on the CPU, in the network's dtype: a process without a device can hold them. An engine copies them to
     its device when the row joins, and keeps the copies beside it.
