@@ -213,7 +213,7 @@ class RecordingSpec:
 
 @dataclass(frozen=True, eq=False)
 class RowInputs:
-    """All that a row is made of: the same object in all of its steps, which tells it from another row of its name.
+    """The inputs of which a row is made: the same object in all of its steps, by which namesakes are told apart.
 
     Tensors are on the CPU, in the network's dtype: a process without a device can hold them. An engine copies them to
     its device when the row joins, and keeps the copies beside it.
@@ -242,7 +242,7 @@ class RowInputs:
 
 @dataclass(frozen=True, eq=False)
 class RowReuse:
-    """All that a row with a region takes instead of computing it, from a template or from its own steps in full."""
+    """The values that a row with a region takes instead of computing them, from a template or its own steps in full."""
 
     template: CachedTemplate | None = None
     """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is

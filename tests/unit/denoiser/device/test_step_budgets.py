@@ -252,7 +252,7 @@ def test_a_step_that_does_not_fit_is_told_by_the_memory_and_not_by_a_dtype() -> 
         checkpoint = Checkpoint(CARD, family("flux"), None)
         free = 16 << 10
         world.limit_bytes = world.live_bytes + free
-        with pytest.raises(Failed, match="memory holds m and no step;") as refused:
+        with pytest.raises(Failed, match="memory holds tiny and no step;") as refused:
             rehearse(checkpoint)
         assert "dtype" not in str(refused.value)
         assert isinstance(refused.value.__cause__, torch.OutOfMemoryError)
