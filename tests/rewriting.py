@@ -37,11 +37,14 @@ def compile_tests(config: pytest.Config) -> None:
 
 
 def sources(config: pytest.Config) -> Iterator[Path]:
-    """Modules in the folders and files that a run is asked for, but for those that it ignores."""
+    """Modules in the folders and files that a run is asked for, but for those that it ignores.
+
+    Pytest tells of what is not there.
+    """
     here = config.invocation_params.dir
     ignored = {here / each for each in config.getoption("ignore") or ()}
     for argument in config.args:
         place = here / argument.partition("::")[0]
         for path in sorted(place.rglob("*.py")) if place.is_dir() else (place,):
-            if ignored.isdisjoint((path, *path.parents)):
+            if path.is_file() and ignored.isdisjoint((path, *path.parents)):
                 yield path

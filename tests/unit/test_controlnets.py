@@ -301,6 +301,52 @@ def sd3(folder: Path) -> ControlNet:
     return load(folder, torch.float32, torch.device("cpu"))
 
 
+def flux(folder: Path) -> ControlNet:
+    tiny_flux_control.net(2, 1).save_pretrained(folder)
+    return load(folder, torch.float32, torch.device("cpu"))
+
+
+def conditions(made: Callable[[Path], ControlNet], grid: tuple[int, int], tokens: int) -> ControlConditions:
+    """Of a row with two sequences and three steps."""
+    image, times = grid[0] * grid[1], torch.tensor([901.0, 501.0, 37.0])
+    if made is unet:
+        hint = torch.rand(3, *(16 * tiles for tiles in grid))
+        of = [words(tiny_unet.CROSS, tokens, pooled=tiny_unet.POOLED, sizes=True) for _ in range(2)]
+    elif made is sd3:
+        hint = torch.randn(image, tiny_driven.LATENT)
+        of = [words(tiny_driven.TEXT, tokens, pooled=tiny_driven.POOLED) for _ in range(2)]
+    else:
+        hint = torch.randn(image, tiny_flux.LATENT)
+        of = [words(tiny_flux.JOINT_DIM, tokens, pooled=tiny_flux.POOLED_DIM) for _ in range(2)]
+    return ControlConditions(hint, grid, tuple(of), times)
+
+
+@pytest.mark.parametrize(
+    ("made", "channels"), [(unet, 64), (sd3, tiny_driven.LATENT), (flux, tiny_flux.LATENT)]
+)
+@torch.inference_mode()
+def test_steps_of_different_rows_in_one_run_are_what_each_is_alone(
+    made: Callable[[Path], ControlNet], channels: int, tmp_path: Path
+) -> None:
+    """What each is alone the conformance suite compares with diffusers' pipelines."""
+    net = made(tmp_path)
+    opened = [
+        net.open(conditions(made, grid, tokens)) for grid, tokens in (((2, 3), 5), ((3, 2), 5), ((2, 3), 4))
+    ]
+    latents = torch.randn(6, channels)
+    items = [
+        ControlSequenceStep(opened[row], step, latents, 0 if made is flux else sequence)
+        for row, step, sequence in ((0, 0, 0), (0, 0, 1), (1, 2, 0), (2, 1, 1), (0, 2, 0))
+    ]
+    together = list(net.run(items))
+    for place, item in enumerate(items):
+        for sample, alone in zip(together, net.run([item]), strict=True):
+            torch.testing.assert_close(sample[place], alone[0], atol=1e-4, rtol=1e-4)
+    last = together[-1]
+    assert (last[0] - last[4]).abs().max() > 1e-3, "the step is seen"
+    assert made is flux or (last[0] - last[1]).abs().max() > 1e-3, "the text is seen"
+
+
 OF_XL = words(tiny_unet.CROSS, 5, pooled=tiny_unet.POOLED, sizes=True)
 OF_SD3 = words(tiny_driven.TEXT, 5, pooled=tiny_driven.POOLED)
 

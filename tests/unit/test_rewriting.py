@@ -16,7 +16,7 @@ def test_what_a_run_collects_is_compiled_for_its_workers_and_what_it_ignores_is_
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     names = ("tests/test_it", "tests/helping", "tests/test_wrong", "tests/lab/test_that")
     pytester.makepyfile(**dict.fromkeys(names, "def") | dict.fromkeys(names[:2], "assert 7 == 8"))
-    config = pytester.parseconfig("tests", "--ignore", "tests/lab")
+    config = pytester.parseconfig("tests", "none/test_it.py", "--ignore", "tests/lab")
     compile_tests(config)
     kept = {path.name.partition(".")[0]: path for path in pytester.path.rglob("*.pyc")}
     assert kept.keys() == {"test_it", "helping"}

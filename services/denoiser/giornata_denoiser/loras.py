@@ -33,7 +33,8 @@ from giornata.wire.loras import StoredFile, TierLoadReply, TierLoadRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.network import Network
-from giornata_denoiser.rows.row import Row, RowLora, name_of
+from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.row import Row
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 READ_BYTES: Final = 1 << 22

@@ -162,6 +162,7 @@ def test_server_files_hold_what_durability_needs() -> None:
         "appendfsync no",
         "maxmemory-policy noeviction",
         'unixsocket "/v.sock"',
+        "set-proc-title no",
     } <= set(valkey)
 
 

@@ -24,7 +24,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import QueueState, ServiceState, StoreRoom
 from giornata_lab.bench.systems.networks import plain
-from giornata_router.admission import GROWTH_BYTES, FinishTimeEstimator, QueueLimiter, may_come
+from giornata_router.admission import FinishTimeEstimator, QueueLimiter, may_come
 from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
 from giornata_tools.launcher.servers import MAX_FILE_STORE
 from tests.contract.messages import JOB
@@ -360,7 +360,8 @@ def test_however_small_its_share_a_tenant_has_one_place() -> None:
 
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-LIMIT = 1000 * GROWTH_BYTES
+RECORD_BYTES = 16 << 10
+LIMIT = 1000 * RECORD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ LIMIT = 1000 * GROWTH_BYTES
 def test_a_job_comes_while_all_before_it_can_write_their_ends(
     used: int, unfinished: int, comes: bool
 ) -> None:
-    room = StoreRoom(store="s", used_bytes=used * GROWTH_BYTES, limit_bytes=LIMIT)
+    room = StoreRoom(store="s", used_bytes=used * RECORD_BYTES, limit_bytes=LIMIT)
     assert may_come(room, unfinished) is comes
 
 

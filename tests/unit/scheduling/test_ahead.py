@@ -35,7 +35,8 @@ from giornata.scheduling.scheduler import (
 )
 from giornata.wire.workers import ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
-from giornata_lab.simulation.baselines import SCHEDULERS, SimPolicy, scheduler_of
+from giornata_lab.simulation.baselines import SimPolicy
+from giornata_lab.simulation.options import RunOptions
 from tests.fakes.fleet import worker_costs
 from tests.present import present
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, telling, worker
@@ -182,13 +183,13 @@ def test_a_line_is_looked_at_again_soon_after_it_changed_and_later_otherwise() -
     assert line.looks_at is None
 
 
-@pytest.mark.parametrize("policy", sorted(SCHEDULERS))
+@pytest.mark.parametrize("policy", sorted(SimPolicy))
 def test_only_policies_that_know_what_loads_cost_begin_them_ahead(policy: SimPolicy) -> None:
     line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
-    decision = scheduler_of(policy).decide(line, known, 0.0)
+    decision = RunOptions(policy).scheduler().decide(line, known, 0.0)
     ours = policy in {SimPolicy.FINISH_TIME, SimPolicy.DEADLINE_AWARE}
     assert (told(decision) == [("j0", "b")]) is ours
-    assert (likely_worker(scheduler_of(policy), known, ADAPTED, 0.0) == "b") is ours
+    assert (likely_worker(RunOptions(policy).scheduler(), known, ADAPTED, 0.0) == "b") is ours
 
 
 def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:

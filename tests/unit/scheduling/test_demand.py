@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from giornata.planning.cost_model import StepCosts, StepParallelism
@@ -36,6 +36,7 @@ COSTS = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0))
 PACE = StepTimeModel(COSTS, PLAIN_4, renewed_every=7)
 
 
+@example(steps=2, every=1, sequences=1)  # the fewest steps behind the first
 @given(steps=st.integers(1, 60), every=st.integers(1, 20), sequences=st.integers(1, 2))
 def test_a_row_that_renews_costs_what_its_steps_do(steps: int, every: int, sequences: int) -> None:
     shape = RowShape(10, 100, 20, steps, sequences)

@@ -327,6 +327,9 @@ def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     assert slacks.heed({one: 8}) == {one, other}
     assert slacks.of([one]) == pytest.approx(0.1 / 3)
     assert slacks.of([other]) == 0.1
+    slacks.count([one], -8)
+    slacks.heed({one: 2})
+    assert slacks.of([one]) == pytest.approx(0.1 / 5), "without workers, as if there were one place"
 
 
 # Few workers are looked at, and they are the same that a look at all of them would find.

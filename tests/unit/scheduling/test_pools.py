@@ -117,6 +117,14 @@ def test_a_large_job_goes_to_the_pool_that_keeps_its_deadline_and_breaks_none() 
     assert chosen(placement, demand(LARGE, within_s=9.0)) == "promised", "there is time after the promises"
 
 
+@pytest.mark.parametrize("ready", [1, 2, 8])
+def test_a_pool_is_as_fast_as_its_devices_of_now(ready: int) -> None:
+    now = worker("pool", ready=ready, lost=8 - ready)
+    assert predicted(fleet(worker("pool", ready=8), now), demand(LARGE)) == predicted(
+        fleet(now), demand(LARGE)
+    )
+
+
 def test_a_job_with_controlnets_goes_to_a_pool_that_has_them_or_where_there_is_nothing_else() -> None:
     with_lora = replace(demand(SMALL), adapters=(NeededLora("a" * 64, 1),))
     asked = replace(demand(SMALL), controls=(NeededControl(EDGES.digest, 1.0),))

@@ -37,7 +37,7 @@ from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting, Known, engine_with
 from giornata_lab.bench.compute.models import described
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from giornata_lab.bench.harness import compared, wait_for, write
 from giornata_lab.bench.options import rows_of, shared
@@ -163,7 +163,7 @@ def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_b
         rate_bytes_s: of its loader.
     """
     template = CachedTemplate("loading", scene.row.grid, scene.entries)
-    row = replace(scene.row, template=template)
+    row = changed(scene.row, template=template)
     predicted_ms = 0.0
     with engine_with(
         scene.rows.family,

@@ -63,16 +63,10 @@ def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, least_r2:
     os.environ.update(dict.fromkeys(THREADS, str(torch_threads)))
     from giornata_denoiser.profiling.__main__ import main
 
-    flags = [
-        "--model",
-        model or str(checkout.TRAINED),
-        "--device",
-        given["device"],
-        "--dtype",
-        given["dtype"],
-    ]
-    flags += ["--devices", given["devices"]] if given["devices"] else []
-    flags += ["--out", str(out or checkout.PROFILE), "--least-r2", str(least_r2)]
+    told = given | {"model": model or str(checkout.TRAINED), "out": str(out or checkout.PROFILE)}
+    names = [name for name in ("model", "device", "dtype", "devices", "out") if told[name]]
+    flags = [word for name in names for word in (f"--{name}", told[name])]
+    flags += ["--least-r2", str(least_r2)]
     try:
         ctx.exit(main([*flags, *(["--quick"] if quick else [])]))
     except KeyboardInterrupt:

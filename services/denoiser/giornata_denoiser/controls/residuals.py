@@ -184,7 +184,9 @@ class LocalControls:
             asked = whole[number] or rows[number].region is None
             self._holding.keep(rows[number], acting[number], added, whole=asked)
         return tuple(
-            tuple(AddedResiduals(nth, added[0], added[1].__getitem__) for nth in range(len(row.prompts)))
+            tuple(
+                AddedResiduals(nth, added[0], added[1].__getitem__) for nth in range(len(row.inputs.prompts))
+            )
             if added
             else ()
             for row, added in zip(rows, found, strict=True)
@@ -200,7 +202,9 @@ class LocalControls:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]
         net = acts[0].net
         latents = row.scaled(to_device(row.latent, net.device)).to(net.dtype)
-        return RowStep(acts, row.step, latents, count_sequences(self._network.base.kind, len(row.prompts)))
+        return RowStep(
+            acts, row.step, latents, count_sequences(self._network.base.kind, len(row.inputs.prompts))
+        )
 
     def _act(self, row: Row, nth: int) -> RowControlNet:
         use = row.adapters.controls[nth]
@@ -229,7 +233,7 @@ def control_conditions(row: Row, nth: int) -> ControlConditions:
     return ControlConditions(
         use.image,
         row.grid,
-        tuple(map(control_text, row.prompts)),
+        tuple(map(control_text, row.inputs.prompts)),
         row.track.times,
         use.mode,
     )
@@ -408,6 +412,7 @@ class RemoteControls:
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Keep nothing of steps of other rows. What the device may still read goes when the next step is asked for."""
+        self._release()
         self._used += self._holding.retain(keys)
         if not keys:
             self._release()
@@ -434,7 +439,7 @@ class RemoteControls:
             raise ControlLost({row.key})
         base = self._network.base
         sums = sum_residuals([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
-        count = count_sequences(base.kind, len(row.prompts))
+        count = count_sequences(base.kind, len(row.inputs.prompts))
         tokens = count * (row.image_tokens if whole else row.computed_tokens)
         try:
             with waits.waiting():  # for room
@@ -457,7 +462,8 @@ class RemoteControls:
     def _read(self, coming: PendingResiduals, row: Row, waits: WaitTimer) -> OfSequences:
         sums = partial(self._sum, coming, waits)
         return tuple(
-            AddedResiduals(nth, coming.sums.behind, sums, coming.whole) for nth in range(len(row.prompts))
+            AddedResiduals(nth, coming.sums.behind, sums, coming.whole)
+            for nth in range(len(row.inputs.prompts))
         )
 
     def _sum(self, coming: PendingResiduals, waits: WaitTimer, index: int) -> Tensor:

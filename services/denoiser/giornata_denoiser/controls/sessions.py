@@ -78,7 +78,7 @@ def room_bytes(asking: ControlClientInfo, row: Row, behind: Sequence[Behind]) ->
     base = asking.base
     sums = sum_residuals(behind)
     channels = sum(base.channels[block] for block in sums.first)
-    tokens = count_sequences(base.kind, len(row.prompts)) * row.image_tokens
+    tokens = count_sequences(base.kind, len(row.inputs.prompts)) * row.image_tokens
     places = len(sums.parts) + 1
     step = (tokens * channels + row.latent.numel()) * asking.dtype.itemsize + places * ALIGNMENT_BYTES
     return STEPS * step
@@ -488,7 +488,7 @@ class ControlNetSessionManager:
             base=asking.base,
             grid=row.grid,
             times=tuple(row.track.times.tolist()),
-            sequences=len(row.prompts),
+            sequences=len(row.inputs.prompts),
             acting=tuple((use.first_step, use.end_step) for use in row.adapters.controls),
             computed=computed,
             denoiser=asking.denoiser,

@@ -73,7 +73,8 @@ from giornata_denoiser.pool.messages import (
 )
 from giornata_denoiser.pool.shared_memory import ExpansionHead, StateRing, TensorPlaces, mapped_tensor, viewed
 from giornata_denoiser.profiling.fitting import profile_of
-from giornata_denoiser.rows.row import Row, RowLora, name_of
+from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.startup import memory_on, rehearse, reusing_of
 
@@ -352,7 +353,7 @@ class RankSteps:
                     f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}"
                 )
             joins = held.row.adapters.loras_from != ordered.loras_from
-            return _joined(replace(held.row, corrections=None), ordered) if joins else held.row
+            return _joined(held.row.corrected(None), ordered) if joins else held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
         put = held.put.plain() if ordered.plain else held.put
@@ -360,8 +361,10 @@ class RankSteps:
             put = replace(put, records=None)
         row = held.ring.read(held.slab, put, ordered.step, ordered.remembers)
         # What is in the slab lasts for three steps.
-        cached = None if row.cached is None else row.cached.copied(self._loras.device)
-        return _joined(replace(row, corrections=corrections, cached=cached), ordered)
+        rule = row.step_cache
+        if rule is not None and rule.known is not None:
+            row = replace(row, step_cache=replace(rule, known=rule.known.copied(self._loras.device)))
+        return _joined(row.corrected(corrections), ordered)
 
     def _meet(self, way: _GroupKey) -> None:
         """Have what computes in this way at hand."""
@@ -422,8 +425,10 @@ class RankSteps:
         way = held.way
         if way is not None and row.entries:
             self._groups[way].computing.hosting.finish(row.entries)
-        changed = row.template is not held.row.template or row.renewed_every != held.row.renewed_every
-        held.row, alone = replace(row, entries=()), way is not None and len(way.devices) == 1
+        was, now = held.row.reuse, row.reuse
+        changed = now.template is not was.template or now.renewed_every != was.renewed_every
+        records = row.records and replace(row.records, entries=())
+        held.row, alone = replace(row, records=records), way is not None and len(way.devices) == 1
         if first:
             held.ring.write(held.slab, row)
         shown = [preview for preview in previews if preview.key == row.key]
@@ -432,7 +437,7 @@ class RankSteps:
             row.step,
             plain=changed,
             entry=row.entries[-1] if row.entries else None,
-            corrections=row.corrections if row.taught and alone else None,
+            corrections=now.corrections if now.taught and alone else None,
             remembers=ExpansionHead.of(row),
             preview=(shown[0].index, torch.from_numpy(shown[0].pixels)) if shown else None,
         )

@@ -130,7 +130,7 @@ class SharedRowStore:
 
         For its ControlNets it is open in a `session`.
         """
-        known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
+        known = tuple(self._keep(each) for each in row.reuse.corrections or ()) if fresh else ()
         return OrderedRow(
             shared.number,
             step,
@@ -373,7 +373,7 @@ class PoolState:
             if (
                 len(begin.devices) > 1 and held.row.records is not None
             ):  # each of them would leave its share alone
-                held.row = replace(held.row, records=None, entries=())
+                held.row = replace(held.row, records=None)
             left = frozenset(held.devices).difference(begin.devices)
             held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
             rows.append(RowStepStart(held, held.row.step + len(held.flights), fresh, left))
@@ -427,13 +427,13 @@ class PoolState:
         return PoolRow(
             row.key,
             held.arrived_s,
-            row.due_s,
+            row.wishes.due_s,
             left,
             step_s,
             moved_s,
             held.devices,
             until_s,
-            row.priority,
+            row.wishes.priority,
             place=float(held.place),
             background=row.background,
             size=size,
@@ -518,7 +518,7 @@ def step_size(row: Row) -> StepSize:
     """Return what the steps of `row` compute, as far as their time depends on it."""
     return StepSize.of(
         replace(row.estimate, padding=0, skipped=0),
-        reuses=row.template is not None,
-        renewed_every=row.renewed_every,
-        corrected=row.corrections is not None,
+        reuses=row.reuse.template is not None,
+        renewed_every=row.reuse.renewed_every,
+        corrected=row.reuse.corrections is not None,
     )

@@ -50,7 +50,8 @@ from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from giornata_denoiser.startup import RANK, practice_row
 
@@ -157,7 +158,7 @@ class StepMeter:
 
     def prefix(self, grid: tuple[int, int]) -> int:
         """Prefix tokens of the longest prompt and of a picture's references."""
-        return max(self._longest(grid).prefix, default=0)
+        return max(self._longest(grid).inputs.prefix, default=0)
 
     def _longest(self, grid: tuple[int, int]) -> Row:
         """A row of zeros with the longest prompt."""
@@ -226,7 +227,7 @@ class StepMeter:
     def _uses(self, size: RowSize, row: Row) -> tuple[BlockInputs, ...]:
         """Return what each sequence takes in its modes."""
         if row.region is None:
-            return (BlockInputs(),) * len(row.prompts)
+            return (BlockInputs(),) * len(row.inputs.prompts)
         return tuple(BlockInputs(CachedTokens(size.modes, self._slabs(size, own))) for own in row.own_tokens)
 
     def _slabs(self, size: RowSize, own: int) -> Slabs:

@@ -27,7 +27,8 @@ from giornata_denoiser.controls.residuals import (
 )
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.pool.rank import RankControls
-from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora, name_of
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
@@ -108,7 +109,7 @@ def test_adapters_and_step_caches_act_on_one_device_and_on_two(
     assert {StepParallelism(sample.degree, sample.halves) for sample in bench.samples} == ways
     found = bench.latents()
     equal(found, model.alone(rows, sets, controls_of(nets, family.network, multiple, 2)))
-    skipped = sum(rule.steps.skipped(steps) * len(row.prompts) for row in cached) * family.depth
+    skipped = sum(rule.steps.skipped(steps) * len(row.inputs.prompts) for row in cached) * family.depth
     assert bench.skipped_blocks == skipped > 0
     bare = model.alone([replace(row, adapters=Adapters()) for row in adapted])
     assert not any(torch.allclose(found[name], latent, atol=1e-3) for name, latent in bare.items())

@@ -44,8 +44,9 @@ from giornata_denoiser.attempts.inputs import track_of
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import FailedRow, StepReport
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.row import Adapters, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes.fleet import CARD
 from tests.present import present
@@ -98,11 +99,11 @@ def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
     row = tiny_flux.row(OF, Spec(steps=2))
     asked = request().model_copy(update={"denoise_within_ms": 1500.0})
     made = Attempt(asked, accepted_s=1.0)
-    promised = made.promised(row)
+    promised = made.promised(row).wishes
     assert (promised.due_s, promised.priority) == (2.5, Priority.BATCH)
     assert [each.due_ms for each in made.progress(2.75)] == [-250.0, -250.0]
     free = Attempt(request(), accepted_s=1.0)
-    assert math.isinf(free.promised(row).due_s)
+    assert math.isinf(free.promised(row).wishes.due_s)
     assert [each.due_ms for each in free.progress(2.0)] == [None, None]
 
 
@@ -146,7 +147,7 @@ def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     assert not next(made.progress(0.0)).shape_known
     built = tiny_flux.row(OF, Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
-    made.rows = {0: replace(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
+    made.rows = {0: changed(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
     (told,) = made.progress(0.0)
     assert (told.text_tokens, told.padding_tokens) == (6, 4 if keeps else 0)
     assert told.shape_known

@@ -36,7 +36,8 @@ from giornata_denoiser.controls.residuals import (
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
 from giornata_denoiser.engine.slabs import WaitTimer
-from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import LATENT, Spec
 from tests.contract.control_link.strangers import TOKEN, listening_at

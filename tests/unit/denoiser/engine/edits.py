@@ -23,6 +23,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.present import present
 from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
@@ -79,7 +80,7 @@ def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
 
 
 def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, place: Region | None = None) -> Row:
-    return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
+    return changed(tiny_flux.row(of, spec), region=place or where(), template=taken)
 
 
 class Oracle:
@@ -136,7 +137,7 @@ def expected(
             row = row.advanced(latent)
             continue
         entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
-        sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
+        sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.inputs.prompts))]
         row = row.advanced(
             step(of, [row], [BlockInputs(CachedTokens(modes, source)) for source in sources])[0]
         )
@@ -148,7 +149,7 @@ def _first_step(
 ) -> tuple[list[tuple[Entry, Everything]], Tensor]:
     """What a step in full shows of every sequence, beside the entry of its level; and the latent after it."""
     entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
-    everything = [Everything() for _ in row.prompts]
+    everything = [Everything() for _ in row.inputs.prompts]
     latent = step(of, [row], [BlockInputs(recorder=each) for each in everything])[0]
     return [(entry, each) for each in everything], latent
 

@@ -99,7 +99,7 @@ def test_every_step_is_reported_with_its_sample() -> None:
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     made = engine(OF)
     poisoned = tiny_flux.row(OF, Spec("poisoned"))
-    poisoned.conditioning["noise"][0, 0] = float("nan")
+    poisoned.inputs.conditioning["noise"][0, 0] = float("nan")
     made.batch.submit([tiny_flux.row(OF, MIXED[0]), replace(poisoned, latent=poisoned.latent * float("inf"))])
     first = present(made.step())
     assert [(failure.row.key.job_id, type(failure.error)) for failure in first.failed] == [
@@ -229,10 +229,10 @@ def test_a_row_does_not_go_on_without_what_its_sampler_remembers() -> None:
 
 def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:
     row = tiny_flux.row(OF, Spec(true_cfg_scale=2.0))
-    assert len(row.prompts) == 2
+    assert len(row.inputs.prompts) == 2
     assert len(row.shapes) == 2
     text, tensors = tiny_flux.inputs(OF, Spec(true_cfg_scale=2.0))
     plain = build_row(
         OF, row.key, grid=row.grid, track=row.track, text=text, conditioning=tensors, guidance_scale=3.5
     )
-    assert len(plain.prompts) == 1
+    assert len(plain.inputs.prompts) == 1

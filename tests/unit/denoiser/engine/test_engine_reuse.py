@@ -37,6 +37,7 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
 from tests.present import present
@@ -83,14 +84,14 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
         ended["other"].latent, finish_rows(OF, [other])["other"].latent, atol=FLOAT32, rtol=0
     )
     if forms:
-        full = replace(row, key=replace(row.key, job_id="full"), template=None)
+        full = changed(row, key=replace(row.key, job_id="full"), template=None)
         made.batch.submit([full])
         assert (finished(made)["full"].latent - ended["edit"].latent).abs().max() > 10 * FLOAT32
 
 
 def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
     far = CachedTemplate("t", GRID, (Entry(2.0, (CachedBlock(),) * BLOCKS),))
-    rows = [replace(edit(OF, taken, Spec(grid=GRID)), tolerance=0.5) for taken in (None, far)]
+    rows = [changed(edit(OF, taken, Spec(grid=GRID)), tolerance=0.5) for taken in (None, far)]
     assert torch.equal(*[finish_rows(OF, [row])["job"].latent for row in rows])
 
 

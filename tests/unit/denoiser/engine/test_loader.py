@@ -28,6 +28,7 @@ from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTi
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedBlock, Entry, StoredTensor, store
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.present import present
@@ -268,7 +269,7 @@ def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
     device = Slow(MemoryError("no buffers") if lost else None)
     device.gate.set()
     spec = RecordingSpec(FORMS[0], EXACT, name="left")
-    row = replace(edit(OF, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
+    row = changed(edit(OF, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
     here, far = engine(OF), engine(OF)
     far.computing.hosting = copies(device)
     for made in (here, far):

@@ -101,14 +101,16 @@ def on_the_line(row: Row) -> Row:
 
 
 def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
-    return row.conditioning["image_latents"], row.conditioning["noise"]
+    return row.inputs.conditioning["image_latents"], row.inputs.conditioning["noise"]
 
 
 def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[BlockInputs]]) -> list[BlockInputs]:
     """By sequence: the positive ones of all rows, then the negative ones."""
     positive = [reuse.get(index, [BlockInputs()])[0] for index in range(len(rows))]
     return positive + [
-        reuse[i][1] if i in reuse else BlockInputs() for i, row in enumerate(rows) if len(row.prompts) > 1
+        reuse[i][1] if i in reuse else BlockInputs()
+        for i, row in enumerate(rows)
+        if len(row.inputs.prompts) > 1
     ]
 
 
@@ -118,7 +120,7 @@ def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs] = ())
 
 def recorded(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything]]:
     """The row's latent after a full step, and what each of its sequences was in it."""
-    recorders = [Everything() for _ in row.prompts]
+    recorders = [Everything() for _ in row.inputs.prompts]
     (latent,) = step(of, [row], [BlockInputs(recorder=recorder) for recorder in recorders])
     return latent, recorders
 
@@ -127,7 +129,7 @@ def reusing(
     row: Row, recorders: list[Everything], modes: Sequence[BlockMode], *, room: bool
 ) -> list[BlockInputs]:
     assert row.region is not None
-    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.prompts]
+    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.inputs.prompts]
     return [
         BlockInputs(CachedTokens(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
         for recorder, length in zip(recorders, lengths, strict=True)
@@ -176,7 +178,7 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
         if row.region is not None:
             after = row.track.noised(*picture_and_noise(row), 1)
-            kept = after if fill else blend(after, after, row.conditioning["mask"])
+            kept = after if fill else blend(after, after, row.inputs.conditioning["mask"])
             assert torch.equal(latent[row.region.outside], kept[row.region.outside])
 
 

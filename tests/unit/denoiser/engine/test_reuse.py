@@ -24,7 +24,8 @@ from giornata_denoiser.attempts.inputs import rows_of, with_reuse
 from giornata_denoiser.choices import BITS, CacheForm
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import (
     CachedBlock,
     CachedTemplate,
@@ -256,7 +257,7 @@ def test_an_edit_under_adapters_leaves_no_template() -> None:
     cells[0, 0] = True
     for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
         found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, OF)
-        assert found.renewed_every
+        assert found.reuse.renewed_every
         assert found.records == left
 
 
@@ -292,14 +293,14 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
         (hit,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, made, COSTS))
         (miss,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, None, COSTS))
-        own = plain.conditioning["noise"]
+        own = plain.inputs.conditioning["noise"]
         left = replace(made, noise=torch.full_like(own, 2.0))
         (after,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, left, COSTS))
     assert plain.region is miss.region is None
     assert present(hit.region).computed.tolist() == [5, 6]
     inside = torch.from_numpy(cells.flatten())
     for row, outside in ((hit, template_noise(*own.shape)), (after, left.noise), (miss, own)):
-        noise = row.conditioning["noise"]
+        noise = row.inputs.conditioning["noise"]
         assert torch.equal(noise[~inside], present(outside)[~inside])
         assert torch.equal(noise[inside], own[inside])
         assert torch.equal(row.latent, noise), "a row of full strength begins from its noise"

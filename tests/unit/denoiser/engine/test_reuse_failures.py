@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import Residuals
+from giornata.packed.compute_set import BlockInputs, Residuals
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.batch_tensors import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, ControlPart, with_residuals
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import StepReport
@@ -29,6 +29,7 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finish_rows, finished, template
@@ -270,7 +271,7 @@ def test_a_row_alone_that_runs_out_of_memory_is_tried_again_without_templates_on
     assert (network.tries, network.crowded.given_back) == (2, 1)
     torch.testing.assert_close(
         finished(made)["a"].latent,
-        finish_rows(OF, [replace(row, template=None, renewed_every=0, records=None)])["a"].latent,
+        finish_rows(OF, [changed(row, template=None, renewed_every=0, records=None)])["a"].latent,
         atol=FLOAT32,
         rtol=0,
     )
@@ -356,21 +357,21 @@ class Failing(Residuals):
 
 
 @dataclass
-class Losing(NoControls):
+class Losing(ControlPart):
     """Loses the first row once in a step, behind a block."""
 
     step: int
     behind: int
     lost: list[int] = field(default_factory=list)
 
-    def residuals(
-        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
-    ) -> tuple[OfSequences, ...]:
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
         if rows[0].step != self.step or self.lost:
-            return super().residuals(rows, whole, waits)
+            return super().add(rows, uses, waits)
         self.lost.append(rows[0].step)
-        failing: tuple[Residuals, ...] = (Failing(rows[0], self.behind),) * len(rows[0].prompts)
-        return (failing, *(() for _ in rows[1:]))
+        failing: tuple[Residuals, ...] = (Failing(rows[0], self.behind),) * len(rows[0].inputs.prompts)
+        return with_residuals(uses, rows, (failing, *(() for _ in rows[1:])))
 
 
 @pytest.mark.parametrize(("step", "behind"), [(0, 3), (1, 3), (3, 3), (4, 0)])
@@ -379,11 +380,11 @@ def test_a_repeated_step_makes_what_it_would_have_made(step: int, behind: int) -
     of = exact_family()
     plain = edit(of, None, Spec("renewing", grid=GRID, steps=STEPS, seed=2, true_cfg_scale=2.0))
     rows = [
-        replace(plain, renewed_every=3, keeps_padding=True),
+        changed(plain, renewed_every=3, keeps_padding=True),
         edit(of, template(of, steps=STEPS), Spec("taking", grid=GRID, steps=STEPS, seed=3)),
     ]
     ends = []
-    for controls in (NoControls(), Losing(step, behind)):
+    for controls in (ControlPart(), Losing(step, behind)):
         made = Engine(of, ROOMY, lambda: 0.0, reusing=ReuseOptions(correction_bits=EXACT), controls=controls)
         made.batch.submit(rows)
         ends.append(finished(made))

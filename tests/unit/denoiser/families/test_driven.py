@@ -54,7 +54,7 @@ def region_of(row: Row, computed: Sequence[int]) -> Region:
     touched = torch.zeros(row.grid, dtype=torch.bool)
     touched.view(-1)[list(computed)] = True
     found = present(make_region(touched))
-    return with_companions(found, row.companions)
+    return with_companions(found, row.inputs.companions)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -87,7 +87,7 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     touched = torch.zeros(whole.grid, dtype=torch.bool)
     touched[1, 2:5] = True
     found = present(make_region(touched))
-    one = replace(whole, region=with_companions(found, whole.companions))
+    one = replace(whole, region=with_companions(found, whole.inputs.companions))
     assert one.region is not None
     source, depth = Recorded(seen, one.region), of.depth
     kv, hidden = ((BlockMode.KV, *(mode,) * (depth - 1)) for mode in (BlockMode.KV, BlockMode.HIDDEN))
@@ -127,9 +127,11 @@ def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> No
 def test_what_is_prepared_takes_what_was_announced(name: str) -> None:
     of = tiny_driven.family(name)
     one = row(of, HEIGHTS[0])
-    prepared: Any = of.network.prepare(one.prompts[0], one.track.times, one.conditioning, one.beside)
+    prepared: Any = of.network.prepare(
+        one.inputs.prompts[0], one.track.times, one.inputs.conditioning, one.inputs.beside
+    )
     assert prepared.vectors.nbytes == one.steps * of.network.prepared_bytes
-    assert len(prepared.text) == one.prompts[0].joint_tokens
+    assert len(prepared.text) == one.inputs.prompts[0].joint_tokens
 
 
 @pytest.mark.parametrize("name", ["sd3", "z-image"])

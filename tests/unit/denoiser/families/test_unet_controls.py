@@ -25,7 +25,9 @@ from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control
 from tests.present import present
@@ -50,7 +52,7 @@ class Both:
     def added(self, at: Row) -> list[Given]:
         """By sequence of a row: what it adds in the row's next step to all tiles, by diffusers' own forward."""
         found = []
-        for prompt in at.prompts:
+        for prompt in at.inputs.prompts:
             of: Any = prompt
             image = present(at.adapters.controls[0].image)
             skips, middle = self.oracle(
@@ -117,7 +119,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both) -> None:
     whole: list[Tensor] = []
     recorders: list[list[Everything]] = []
     for each in rows:
-        seen = [Everything() for _ in each.prompts]
+        seen = [Everything() for _ in each.inputs.prompts]
         uses = [BlockInputs(recorder=recorder) for recorder in seen]
         whole += step(of, [each], plus(uses, both.added(each)) if each.adapters.controls else uses)
         recorders.append(seen)
@@ -153,7 +155,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
     A step in full takes nothing that a step of the region has asked for: an instance made no more of it.
     """
     of = family()
-    renewing = replace(
+    renewing = changed(
         both.under(row(of, "held", steps=6, seed=1, scale=2.0), end=5), region=WHERE, renewed_every=3
     )
     wanted, seen, added = renewing, list[Everything](), list[Given]()
@@ -161,7 +163,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
         if wanted.step in computed_in:
             added = both.added(wanted)
         if wanted.step % 3 == 0:
-            seen = [Everything() for _ in wanted.prompts]
+            seen = [Everything() for _ in wanted.inputs.prompts]
             uses = [BlockInputs(recorder=each) for each in seen]
         else:
             modes = (BlockMode.KV,) * of.depth
@@ -181,7 +183,7 @@ def test_a_row_that_computes_everything_holds_nothing(both: Both) -> None:
     of = family()
     whole = both.under(row(of, "whole", steps=3, seed=1))
     late = both.under(row(of, "late", steps=4, seed=2), first=1)
-    late = replace(late, region=WHERE, renewed_every=4)
+    late = changed(late, region=WHERE, renewed_every=4)
     wanted = whole
     while not wanted.done:
         wanted = wanted.advanced(step(of, [wanted], plus([BlockInputs()], both.added(wanted)))[0])

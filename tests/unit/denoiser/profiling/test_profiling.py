@@ -421,9 +421,8 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return PROFILE.model_copy(
-        update={"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
-    )
+    told = {"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
+    return PROFILE.model_copy(update={**told, "model_digest": CARD.digest})
 
 
 def test_what_is_written_is_read_and_nothing_else_is_left(
@@ -439,7 +438,11 @@ def test_what_is_written_is_read_and_nothing_else_is_left(
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [
-        ("model_digest", "eeeeeeeeeeeeeeee", "of another model; .*Received: eeeeeeeeeeee. Accepted: d."),
+        (
+            "model_digest",
+            "eeeeeeeeeeeeeeee",
+            "of another model; .*Received: eeeeeeeeeeee. Accepted: dddddddddddd.",
+        ),
         ("blocks", plain(57), "of another network; .*Received: 57 blocks .*Accepted: 4 blocks"),
         ("dtype", "bfloat16", "of another dtype; .*Received: bfloat16. Accepted: float32."),
         ("device", "NVIDIA H100", "of another device; .*Received: NVIDIA H100. Accepted: .*threads: "),

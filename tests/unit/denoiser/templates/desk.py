@@ -168,7 +168,8 @@ class Desk:
         )
         entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
-        self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
+        ended = replace(row, step=row.steps, records=replace(row.records, entries=entries))
+        self.runs.advance(StepReport(0.0, 1.0, (ended,)))
 
     def remove(self) -> None:
         message = RemoveTemplate(tenant=JOB.tenant, template_key=INSPECTION.template_key)

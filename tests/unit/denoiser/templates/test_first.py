@@ -19,6 +19,7 @@ from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTemplates, TemplateStore
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.present import present
@@ -31,17 +32,17 @@ from tests.unit.denoiser.templates.recordings import template
 # tenant.
 
 
-NOISE = edit(OF, None, Spec(grid=(4, 4))).conditioning["noise"]
+NOISE = edit(OF, None, Spec(grid=(4, 4))).inputs.conditioning["noise"]
 SIZE = 3 * 2 * 16 * 4 + NOISE.nbytes
 """Bytes of what a row leaves."""
 
 
 def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bits: int = 0) -> Row:
     spec = RecordingSpec(frozenset({CacheForm.KV}), bits, name=name)
-    row = replace(edit(OF, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
+    row = changed(edit(OF, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
     kept = CachedBlock(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
     entries = tuple(Entry(1.0 - i / 10, (kept,)) for i in range(levels))
-    return replace(row, step=7, entries=entries)
+    return replace(row, step=7, records=replace(spec, entries=entries))
 
 
 def kept(budget: int, *rows: Row) -> FirstTemplates:
@@ -240,7 +241,7 @@ CORRECTION_BYTES = 8 * 10**3
 def taught(recording: str, tokens: tuple[int, ...] = (0, 5), *, sequences: int = 1) -> Row:
     row = edit(OF, template(recording), Spec(grid=(4, 4), true_cfg_scale=float(sequences)), where(tokens))
     deltas = {(0, "key"): store(torch.zeros(CORRECTION_BYTES // 8, 2), 0)}
-    return replace(row, corrections=(Correction(deltas),) * len(row.prompts), taught=True)
+    return changed(row, corrections=(Correction(deltas),) * len(row.inputs.prompts), taught=True)
 
 
 def keeping(budget: int, *rows: Row) -> CorrectionCache:
@@ -253,8 +254,8 @@ def keeping(budget: int, *rows: Row) -> CorrectionCache:
 
 def found(made: CorrectionCache, row: Row) -> bool:
     assert row.region is not None
-    known = made.find(present(row.template).id, row.region, len(row.prompts))
-    return known is not None and known == row.corrections
+    known = made.find(present(row.reuse.template).id, row.region, len(row.inputs.prompts))
+    return known is not None and known == row.reuse.corrections
 
 
 def test_rows_find_what_fits_them_and_nothing_else() -> None:
@@ -274,7 +275,7 @@ def test_the_first_one_stays_and_is_claimed_once() -> None:
     assert not made.claim(taught("one"))
     assert found(made, one)
     assert [again.claim(one), again.claim(one)] == [True, False]
-    assert not again.claim(replace(one, corrections=None))
+    assert not again.claim(changed(one, corrections=None))
 
 
 def test_the_least_recently_used_go_first_and_what_never_fits_is_not_claimed() -> None:
@@ -307,8 +308,8 @@ def test_a_mask_takes_what_was_learned_outside_of_it_and_of_the_nearest_other_on
     near, far, guided = taught("one", (0, 5)), taught("one", (9, 10, 11, 12)), taught("one", sequences=2)
     for index, row in enumerate((near, far, guided)):
         rows = float(index) + torch.arange(len(present(row.region).outside)).unsqueeze(1).expand(-1, 2)
-        corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.prompts)
-        object.__setattr__(row, "corrections", corrections)
+        corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.inputs.prompts)
+        object.__setattr__(row.reuse, "corrections", corrections)
     made = keeping(10 * CORRECTION_BYTES, far, near, guided)
     wanted = where((0, 6))
     assert made.nearest("two", wanted, 1) is None
@@ -347,4 +348,4 @@ def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.Monke
 
 def test_a_row_without_corrections_cannot_be_kept() -> None:
     with pytest.raises(ValueError, match="no corrections"):
-        CorrectionCache(CORRECTION_BYTES).keep(replace(taught("one"), corrections=None))
+        CorrectionCache(CORRECTION_BYTES).keep(changed(taught("one"), corrections=None))
