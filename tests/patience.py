@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
+from unittest.mock import patch
 
 VARIABLE: Final = "GIORNATA_TEST_PATIENCE_S"
 CI_S: Final = 240
@@ -35,3 +37,11 @@ HUNG_S: Final = chosen_s(
 )
 """What has not come by then does not come."""
 HUNG_MS: Final = 1000 * HUNG_S
+
+
+@contextmanager
+def patient_launcher() -> Iterator[None]:
+    """While inside, what a launcher starts or ends late has stood still with this machine, and is not killed."""
+    limits = {"GRACE_S": float(HUNG_S), "SERVER_LIMIT_S": float(HUNG_S)}
+    with patch.multiple("giornata_tools.launcher.stack", **limits):
+        yield

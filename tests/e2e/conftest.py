@@ -23,6 +23,7 @@ from tests.e2e.collector import Collector, collecting
 from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
 from tests.e2e.node_package import install
 from tests.e2e.stacks import paired_stack, shipped_stack
+from tests.patience import patient_launcher
 from tests.s3_server import s3_server
 
 SLOW_STEP_S = 0.25
@@ -39,6 +40,12 @@ class StartStack(Protocol):
         nats_servers: int = 1,
         env_of: EnvOf = NO_ENV_OF,
     ) -> LiveStack: ...
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patient_launcher() -> Iterator[None]:
+    with patient_launcher():
+        yield
 
 
 @pytest.fixture(scope="session")
