@@ -21,6 +21,7 @@ from tests import forked_programs
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 from tests.patience import HUNG_S, VARIABLE
+from tests.rewriting import compile_tests
 from tests.shared_files import SharedFolders, shared_root
 from tests.skips import told
 
@@ -79,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[forked_programs.ADDRESS] = forked_programs.server().address
         command = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_worker.py"))])
         config.option.tx = [f"popen//python={command}" for _ in config.option.tx]
+        compile_tests(config)  # the server imports meanwhile
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -8,6 +8,7 @@ workers are forks of it (`tests/forked_worker.py`), and :mod:`tests.forked_proce
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import gc
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 import warnings
@@ -420,11 +422,30 @@ def preload(names: Sequence[str]) -> None:
     assert len(threads) == 1, "a fork would lack the threads that an import has started"
 
 
+def run_and_end(run: Callable[[], object]) -> None:
+    """Run it and end as Python does, but leave to the system what was imported.
+
+    Python takes thousands of modules apart one by one, and a fork would have to copy their memory first. What ends by
+    another error than SystemExit, or cannot write its last words, ends as Python does to the last.
+    """
+    code = 0
+    try:
+        run()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            raise
+        code = ended.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]  # which waits for threads
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     preload(sys.argv[2:])
     forks = ForkTable(socket.socket(fileno=int(sys.argv[1])))
-    asked = forks.serve()
-    if asked is None:
-        forks.end_all()
-    else:
-        asked()
+    run_and_end(forks.serve() or forks.end_all)

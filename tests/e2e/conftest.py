@@ -7,7 +7,7 @@ settings of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,7 @@ from tests.e2e.node_package import install
 from tests.e2e.stacks import paired_stack, shipped_stack
 from tests.s3_server import s3_server
 
-SLOW_STEP_S = 0.05
+SLOW_STEP_S = 0.25
 """Step time of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
 
 
@@ -107,10 +107,11 @@ def pairs(generating_model: Path, pace: Path, collector: Collector) -> Iterator[
 
 
 @pytest.fixture
-def slow_steps(stack: LiveStack, pace: Path) -> Iterator[None]:
-    """No edit of many steps is over before a test has acted, however quick the machine is."""
-    with slowly(pace, SLOW_STEP_S):
-        yield
+def slow_steps(stack: LiveStack, pace: Path) -> Iterator[Callable[[], None]]:
+    """No edit of many steps is over before a test has acted; who has acted calls this, and steps wait no more."""
+    with ExitStack() as slow:
+        slow.enter_context(slowly(pace, SLOW_STEP_S))
+        yield slow.close
 
 
 @pytest.fixture

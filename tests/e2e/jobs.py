@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
 from giornata_lab.bench.systems.edit_forms import Pixels, pixels
 from tests.patience import HUNG_S
+
+WAIT_MS: Final = 60_000
+"""The longest that a gateway lets one question wait."""
 
 
 async def submit(http: aiohttp.ClientSession, form: aiohttp.FormData) -> str:
@@ -42,6 +45,16 @@ async def ended(http: aiohttp.ClientSession, job: str, limit_s: float = HUNG_S) 
         async with http.get(job) as answer:
             status: dict[str, Any] = await answer.json()
             return status
+
+
+async def settled(http: aiohttp.ClientSession, path: str) -> dict[str, Any]:
+    """A LoRA or a template, once nothing more happens to it by itself."""
+    told: dict[str, Any] = {"state": "asked"}
+    async with asyncio.timeout(HUNG_S):
+        while told.get("state") not in {"ready", "failed", None}:
+            async with http.get(path, params={"wait_ms": WAIT_MS}) as answer:
+                told = await answer.json()
+    return told
 
 
 async def completions(http: aiohttp.ClientSession, job: str) -> int:

@@ -24,6 +24,7 @@ from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from giornata_tools.lora_profiler.probes import scenes
 from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
 from giornata_tools.lora_profiler.sessions import ProfilerLogin, connected
+from tests.e2e.jobs import settled
 from tests.e2e.live import LiveStack
 
 LAYERS = (
@@ -31,7 +32,6 @@ LAYERS = (
     "transformer_blocks.0.norm1.linear",
     "single_transformer_blocks.0.proj_out",
 )
-WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,7 @@ async def uploaded(http: aiohttp.ClientSession, lora: bytes) -> str:
     async with http.post("/v1/loras", data=form) as answer:
         told = await answer.json()
         assert answer.status == 202, told
-    async with http.get(f"/v1/loras/{told['id']}", params={"wait_ms": WAIT_MS}) as answer:
-        ready = await answer.json()
+    ready = await settled(http, f"/v1/loras/{told['id']}")
     assert ready.get("state") == "ready", ready
     return str(ready["id"])
 

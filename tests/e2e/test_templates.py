@@ -13,9 +13,8 @@ import giornata.client
 from giornata.wire.errors import TemplateNotFound
 from giornata.wire.requests import Reuse
 from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
+from tests.e2e.jobs import settled
 from tests.e2e.live import LiveStack
-
-WAIT_MS = 60_000
 
 
 def form_of(image: bytes | None = None, mask: bytes | None = None, /, **fields: object) -> aiohttp.FormData:
@@ -45,8 +44,7 @@ async def test_a_template_is_registered_recorded_edited_and_deleted(
         assert answer.status == 202, registered
         location = answer.headers["Location"]
     assert (registered["width"], registered["height"]) == (128, 96)
-    async with http.get(location, params={"wait_ms": WAIT_MS}) as answer:
-        ready = await answer.json()
+    ready = await settled(http, location)
     assert (ready["state"], ready["error"]) == ("ready", None)
     assert ready["bytes"] > 0
 

@@ -22,9 +22,9 @@ STEPS = 4
 
 
 def ended(spans: Sequence[CollectedSpan]) -> bool:
-    """Whether the whole edit has been told: the door and the job end last."""
+    """Whether the whole edit has been told: what ends last in each service, which tells of a span when it has ended."""
     names = {one.name for one in spans}
-    return {"job", "denoise", "paste"} <= names and bool(names & {"edit", "POST /v1/images/edits"})
+    return {"job", "denoise", "prepost finish"} <= names and bool(names & {"edit", "POST /v1/images/edits"})
 
 
 def chain(spans: Sequence[CollectedSpan], one: CollectedSpan) -> list[str]:

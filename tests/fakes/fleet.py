@@ -24,7 +24,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import DISCRETE_TIME, ModelCard, Task
 from giornata.wire.templates import TemplateInputs
-from giornata.wire.workers import CostFit, PrepostState, ServiceName, ServiceState, WorkerCosts
+from giornata.wire.workers import CostFit, PrepostState, ServiceName, ServiceState, StepSample, WorkerCosts
 from tests.fakes.news import News
 
 Q = TypeVar("Q", bound=Question)
@@ -76,6 +76,18 @@ def worker_costs(
         weights=(*weights, *(0.0,) * (6 - len(weights))), r2=r2, residual_ms=0, samples=0, outliers=0
     )
     return WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": load}), device=device)
+
+
+STEP = StepSample(
+    rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0.0, step_ms=0.0
+)
+"""A step of which only the time matters."""
+
+
+def state_of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    """The telemetry of an instance that is ready, with these fields."""
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
+    return ServiceState.model_validate(told)
 
 
 REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from giornata.control.networks import ControlNet
 from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.residuals import LocalControls, control_target
-from giornata_denoiser.engine.batch_tensors import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlPart
 from giornata_denoiser.families.network import Network
 
 
@@ -16,7 +16,7 @@ def controls_of(
     network: Network,
     token_pixels: int,
     held_steps: int,
-) -> ControlExecutor:
+) -> ControlPart:
     """What computes `nets` beside the `network`, which can have some."""
     found = control_target(network, token_pixels)
     assert found is not None

@@ -28,11 +28,13 @@ STEP_S = "PACED_STEP_S"
 Without it forwards do not wait, and costs are settled: whether an edit reuses does not depend on the machine.
 """
 STEP_FILE = "PACED_STEP_FILE"
-"""Environment variable: a file that holds other seconds while it is there. It may come and go.
+"""Environment variable: a file that holds other seconds while it is there. It may come and go, also while a step waits.
 
 Without the variable this is the plain denoiser: while a worker's shared stack stands, each stack that its tests start
 has this program in the denoiser's place.
 """
+LOOK_S = 0.05
+"""How often a step that waits looks at the file."""
 PICTURE_TOKENS = 48
 """Tokens of a picture of 128 x 96 pixels."""
 MAX_PICTURES = 4
@@ -57,7 +59,9 @@ def load_paced(*args: Any, **options: Any) -> FluxTransformer2DModel:
     model: FluxTransformer2DModel = load(*args, **options)
 
     def wait(_module: Any, inputs: tuple[Tensor]) -> None:
-        time.sleep(step_s() * min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS)))
+        began_s, pictures = time.monotonic(), min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS))
+        while (left_s := began_s + step_s() * pictures - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
 
     model.x_embedder.register_forward_pre_hook(wait)
     return model

@@ -17,7 +17,7 @@ from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner, Step
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankReady, connect
-from giornata_denoiser.pool.rank import GroupFamilies, Loaded, Rank, RankLoras, RankSteps
+from giornata_denoiser.pool.rank import GroupFamilies, Loaded, Rank, RankControls, RankLoras, RankSteps
 from giornata_denoiser.pool.ranks import LocalRankProcess, RankSupervisor, RankTimeouts
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
@@ -70,12 +70,13 @@ class ThreadRank(LocalRankProcess):
 
     @contextmanager
     def _loaded(self) -> Iterator[Loaded]:
-        loras = RankLoras(self._family.device)
+        loras, controls = RankLoras(self._family.device), RankControls(self._family.device)
 
         def make(family: ModelFamily) -> ModelRunner:
             return ModelRunner(family, time.perf_counter, judge=FiniteCheck, low_ranks=loras)
 
-        yield RankSteps(self._me, OneDevice(self._family), make, loras), RankReady(self._profile)
+        steps = RankSteps(self._me, OneDevice(self._family), make, loras, controls)
+        yield steps, RankReady(self._profile)
 
     def _run(self) -> None:
         rank = Rank(self._there, on_end=lambda: None)

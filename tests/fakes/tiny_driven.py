@@ -151,7 +151,7 @@ def _packed(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def _text(row: Row, name: str = "prompt_embeds") -> Tensor:
-    prompt: Any = row.prompts[0]
+    prompt: Any = row.inputs.prompts[0]
     tensors: Mapping[str, Tensor] = prompt.tensors
     return tensors[name][None]
 
@@ -189,8 +189,12 @@ def _qwen_image_alone(model: Any, row: Row) -> Any:
 
 def _qwen_image_edit_alone(model: Any, row: Row) -> Any:
     """As the pipelines call it: clean tokens behind the noisy ones, the picture's own and those of references."""
-    clean = [row.conditioning[name] for name in ("image_latents", "references") if name in row.conditioning]
-    shapes = [[(1, *row.grid), *((1, *grid) for grid in row.beside)]]
+    clean = [
+        row.inputs.conditioning[name]
+        for name in ("image_latents", "references")
+        if name in row.inputs.conditioning
+    ]
+    shapes = [[(1, *row.grid), *((1, *grid) for grid in row.inputs.beside)]]
     both = torch.cat((row.latent, *clean))
     out = model(both[None], _text(row), None, _fraction(row), shapes, return_dict=False)[0][0]
     return out[: len(row.latent)]
@@ -201,9 +205,9 @@ def _flux2_alone(model: Any, row: Row) -> Any:
     text, picture = _text(row), functional.pad(_grid_ids(row), (1, 1))
     reference = picture + torch.tensor([10.0, 0, 0, 0])
     text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
-    both = torch.cat((row.latent, row.conditioning["image_latents"]))[None]
+    both = torch.cat((row.latent, row.inputs.conditioning["image_latents"]))[None]
     ids = torch.cat((picture, reference))
-    prompt: Any = row.prompts[0]
+    prompt: Any = row.inputs.prompts[0]
     guidance = torch.tensor([prompt.guidance_scale]) if model.config.guidance_embeds else None
     return model(both, text, _fraction(row), ids, text_ids, guidance, return_dict=False)[0][
         0, : len(row.latent)
@@ -216,10 +220,10 @@ def references(row: Row) -> tuple[Tensor, Tensor]:
         torch.cartesian_prod(
             torch.tensor([10.0 * (at + 1)]), *map(torch.arange, map(float, grid)), torch.zeros(1)
         )
-        for at, grid in enumerate(row.beside)
+        for at, grid in enumerate(row.inputs.beside)
     ]
-    given = row.conditioning.get("references", row.latent[:0])
-    return torch.cat((row.conditioning["image_latents"], given))[None], torch.cat(ids)
+    given = row.inputs.conditioning.get("references", row.latent[:0])
+    return torch.cat((row.inputs.conditioning["image_latents"], given))[None], torch.cat(ids)
 
 
 def _flux2_kv_alone(model: Any, row: Row) -> Any:

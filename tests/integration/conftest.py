@@ -64,7 +64,7 @@ def tiny_checkpoint(shared_folders: SharedFolders) -> Callable[[Family], Path]:
 
 
 def _build(family: Family, folder: Path) -> None:
-    from giornata_tools.model.random.build import build  # noqa: PLC0415 - imports diffusers
+    from giornata_lab.model.random.build import build  # noqa: PLC0415 - imports diffusers
 
     build(family, folder)
 

@@ -115,6 +115,8 @@ class FakeRouter:
     """Jobs stay at their first step until it is set, or they are cancelled."""
     leads: bool = True
     """It tells of the fleet."""
+    ready: bool = True
+    """There are a ready prepost and denoiser."""
     masks: MaskCard | None = None
     """What its prepost makes masks from words with."""
     waits_ms: dict[str, float] = field(default_factory=dict)
@@ -225,18 +227,18 @@ class FakeRouter:
             *self.gateways.all(),
         ]
 
-    async def announce(self, *, ready: bool = True) -> None:
-        """Tell of the fleet, with or without a ready prepost and denoiser; on return the gateway has heard of it."""
-        await self.summarise(ready=ready)
+    async def announce(self) -> None:
+        """Tell of the fleet; on return the gateway has heard of it."""
+        await self.summarise()
         with contextlib.suppress(GiornataError):  # its answer comes after the summary on the same connections
             await self.bus.call(
                 subjects.EDIT_CANCEL, CancelMessage(job_id="none"), JobAck, Deadline.after_ms(HUNG_MS)
             )
 
-    async def summarise(self, *, ready: bool = True) -> None:
+    async def summarise(self) -> None:
         """Tell what the fleet can do, as the router that leads does."""
         if self.leads:
-            states = self.states() if ready else []
+            states = self.states() if self.ready else []
             await self.bus.publish(subjects.SUMMARY, summary("fake-router", states, wait_ms=self.waits_ms))
 
     def _hear_cancel(self, message: CancelRows) -> None:

@@ -22,7 +22,7 @@ from giornata.wire.requests import EditParameters, GenerationParameters
 from giornata.wire.resolution import carried_out, cfg_scale, fitted, resolve
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.batch_tensors import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlPart
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
@@ -158,7 +158,7 @@ def of_generation(card: ModelCard, **fields: Any) -> EditParameters:
 def ended(
     checkpoint: Checkpoint,
     rows: Sequence[Row],
-    controls: ControlExecutor | None = None,
+    controls: ControlPart | None = None,
     planner: BatchPlanner = plan_batch,
 ) -> dict[str, Row]:
     """Rows that share their batch, after their last step."""

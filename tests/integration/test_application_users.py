@@ -98,7 +98,7 @@ class Prepost(FakePrepost):
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         done = await super()._finish(request)
-        image = await self._blobs.put(f"{request.job.tenant}/{request.job.job_id}/picture", PICTURE, 60)
+        image = await self._blobs.put(f"{request.job.tenant}/{request.job.job_id}/picture", PICTURE, HUNG_S)
         return done.model_copy(update={"image": image})
 
 

@@ -63,9 +63,11 @@ from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_denoiser.parallel import halve_guidance, shared
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.distances import distance
 from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
@@ -238,7 +240,7 @@ class ControlInstance:
             ControlLink(DataPath.UNIX, address, TOKEN, slab_bytes=32 << 20, device=CPU, room_s=HUNG_S)
         )
 
-    def opened(self, row: Row, target: Any) -> ControlNetSession:
+    def opened(self, row: Row, target: Any) -> ControlNetSession[ControlLink]:
         """`row` as a denoiser has it open here."""
         (use,), behind = row.adapters.controls, self._net.behind(target.base)
         seen = self._net.open(control_conditions(row, 0))
@@ -252,7 +254,7 @@ class ControlInstance:
             target.base,
             row.grid,
             tuple(row.track.times.tolist()),
-            count_sequences(target.base.kind, len(row.prompts)),
+            count_sequences(target.base.kind, len(row.inputs.prompts)),
             row.region,
             ExitStack(),
         )
@@ -321,9 +323,9 @@ class Matrix:
             made = replace(made, generator=torch.Generator().manual_seed(seed + 1).get_state())
         if not features & {"hit", "miss", "padding"}:
             return made
-        return replace(
+        return changed(
             made,
-            region=with_companions(where(), made.companions),
+            region=with_companions(where(), made.inputs.companions),
             template=self._template(references) if "hit" in features else None,
             renewed_every=0 if "hit" in features else 3,
             keeps_padding="padding" in features,
@@ -392,7 +394,7 @@ class Matrix:
 
     def _loop(self, rows: Sequence[Row], of: ModelFamily | None = None, rank: int = 0) -> LoopInTest:
         """The loop of an engine that has the rows."""
-        of = of or self.family(bool(rows[0].companions))
+        of = of or self.family(bool(rows[0].inputs.companions))
         net, target = self._nets[rank], control_target(of.network, PIXELS)
         assert target is not None
         remote = RemoteControls(
@@ -536,7 +538,7 @@ def test_what_the_table_refuses_is_refused_with_its_code_and_nothing_else(of: st
 @pytest.mark.parametrize("of", [of for of, feature in LACKING if feature == "padding"])
 def test_blocks_without_padding_keep_none(of: str) -> None:
     row = tiny_driven.row(MODELS[of](references=False), Spec(grid=GRID, text_tokens=6, padding_tokens=3))
-    kept = replace(row, region=where(), renewed_every=3, keeps_padding=True)
+    kept = changed(row, region=where(), renewed_every=3, keeps_padding=True)
     assert kept.padding == (0,)
 
 

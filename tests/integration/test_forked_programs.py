@@ -25,6 +25,16 @@ told |= {"env": dict(os.environ), "draw": random.random(), "imported": "colorsys
 print(json.dumps(told | {"files": sorted(os.listdir("/proc/self/fd"))}))
 sys.exit(7)
 """
+ENDS = """
+import atexit, sys, threading, time
+class Left:
+    def __del__(self): print("taken apart")
+sys.modules["kept"] = Left()
+atexit.register(print, "at its end")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("in a thread"))).start()
+print("here")
+sys.exit({code})
+"""
 STOPS = "import signal, sys\nprint('here', flush=True)\nsignal.pause()\n"
 
 
@@ -63,6 +73,22 @@ async def test_a_fork_has_a_session_an_environment_and_descriptors_of_its_own(
         assert one["imported"], "it was forked"
         assert one["files"] == ["0", "1", "2", "3"], "three, and the folder that it looked into"
     assert told[0]["draw"] != told[1]["draw"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [("None", 0, []), ("-1", 255, []), ("'why'", 1, ["taken apart", "why"])],
+)
+async def test_it_ends_as_python_does_but_takes_nothing_apart(
+    server: ForkServer, tmp_path: Path, code: str, status: int, told: list[str]
+) -> None:
+    """But where Python has to tell why."""
+    (tmp_path / "program.py").write_text(ENDS.format(code=code))
+    process, out = await run(sys.executable, "-m", "program", folder=tmp_path, env=dict(server.env))
+    assert await process.wait() == status
+    lines = out.read_text().splitlines()
+    assert [line for line in lines if line not in told] == ["here", "in a thread", "at its end"]
+    assert set(told) <= set(lines)
 
 
 async def test_its_end_is_told_and_the_end_of_the_server_is_its_own(

@@ -18,6 +18,7 @@ from giornata_tools.launcher.plan import socket_folder
 from giornata_tools.launcher.process import StackProcess
 from giornata_tools.launcher.servers import valkey_command
 from giornata_tools.launcher.warden import OrphanReaper
+from tests.ending import MARK, marked
 from tests.patience import HUNG_S
 
 MB = 1 << 20
@@ -86,3 +87,9 @@ async def test_a_server_that_reads_its_file_is_waited_for(folder: Path) -> None:
                         await blobs.get(ref)
             finally:
                 process.kill()
+
+
+async def test_it_has_the_mark_of_its_run(folder: Path) -> None:
+    """So that it ends with a run that is killed: see :mod:`tests.ending`."""
+    async with valkey(folder) as process:
+        assert process.pid in marked(f"{MARK}={os.environ[MARK]}")

@@ -15,10 +15,12 @@ from giornata_denoiser.families import network
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
-from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of
+from giornata_lab.bench.compute.bench_model import BenchModel, Request
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.reuse_quality import KEPT_FOR, MODEL
 from giornata_lab.quality import cases
+from giornata_tools.lora_profiler.probes import box_of
 from giornata_tools.lora_profiler.profiler import ssim
 
 STEPS = 6
@@ -48,7 +50,7 @@ def inside(model: BenchModel, requests: list[Request], setting: BenchSetting) ->
     full = [model.edit(request, setting.halo) for request in requests]
     recording = RecordingSpec(frozenset({setting.form}), setting.bits)
     reusing = [
-        replace(
+        changed(
             row,
             region=model.region(request, setting.halo),
             template=None if setting.renewed_every else model.template(request, recording, setting.levels),
@@ -58,7 +60,7 @@ def inside(model: BenchModel, requests: list[Request], setting: BenchSetting) ->
         for request, row in zip(requests, full, strict=True)
     ]
     for some, every in zip(reusing, full, strict=True):
-        assert torch.equal(some.conditioning["noise"], every.conditioning["noise"])
+        assert torch.equal(some.inputs.conditioning["noise"], every.inputs.conditioning["noise"])
         assert some.computed_tokens < every.computed_tokens
     options = ReuseOptions(correction_bits=setting.correction_bits)
     pictures = [[model.decode(row) for row in model.run(rows, options)] for rows in (reusing, full)]
@@ -85,7 +87,7 @@ def left_by(model: BenchModel, request: Request) -> CachedTemplate:
     assert where is not None
     every = refresh_interval(row.steps, KEPT_FOR)
     spec = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
-    (done,) = model.run([replace(row, region=where, renewed_every=every, records=spec)])
+    (done,) = model.run([changed(row, region=where, renewed_every=every, records=spec)])
     return CachedTemplate("left", row.grid, done.entries, edited=where)
 
 
@@ -101,7 +103,7 @@ def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[
         assert where is not None
         either = unite_regions(where, left.edited)
         assert either is not None
-        rows = [replace(whole, region=place, template=left) for place in (either, where)]
+        rows = [changed(whole, region=place, template=left) for place in (either, where)]
         options = ReuseOptions(correction_bits=DEFAULT.correction_bits)
         full, *pictures = [model.decode(row) for row in (*model.run([whole]), *model.run(rows, options))]
         found.append([ssim(picture, full, box_of(request.mask)) for picture in pictures])

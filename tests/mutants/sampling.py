@@ -73,6 +73,8 @@ OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 UNSEEN: Final = frozenset({"annotation", "returns", "decorator_list", "type_params"})
 """Fields of syntax trees whose values the tests cannot notice."""
+UNSEEN_KEYWORD: Final = "strict"
+"""As these: :func:`zip` refuses with it what no caller gives."""
 
 
 class Edit(NamedTuple):
@@ -112,25 +114,49 @@ def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> 
 def nearest_tests(path: Path, names: Sequence[str], package: Package, root: Path = ROOT) -> tuple[str, ...]:
     """The test files to run on a fault of a module, in the definitions with these `names` (the innermost first).
 
-    Those that import the module, first the ones that name most; those of the package as a whole; and the first ones
-    that only name one of the two innermost definitions. Where none imports it, all of its package's.
+    Those that import the module, first the package's own, and of them the ones that name most; those of the package
+    as a whole; and the first ones that only name one of the two innermost definitions. Where none imports it, all of
+    its package's; where none names the innermost definition, those of the modules that use it, too.
     """
+    near, far = (
+        sorted(
+            _importing(path, folders, root),
+            key=lambda test: (-_naming(test, names), path.stem not in test.name),
+        )
+        for folders in (package.tests, OTHERS)
+    )
+    importing = [*dict.fromkeys((*near, *far))]
+    own = [f"{package.tests[0]}/{path.parent.name}", package.tests[0]]
+    chosen = [str(test.relative_to(root)) for test in importing[:MOST_FILES]]
+    chosen = chosen or [*package.whole, next(folder for folder in own if (root / folder).exists())]
+    naming = [test for test in _tests((*package.tests, *OTHERS), root) if _naming(test, names[:2])]
+    naming.sort(key=lambda test: -_naming(test, names[:2]))
+    if not any(_naming(test, names[:1]) for test in (*importing, *naming)):
+        naming = [*_of_users(path, names[:1], root), *naming]
+    others = [str(test.relative_to(root)) for test in naming]
+    others = [test for test in others if test not in chosen and not test.startswith(tuple(chosen))]
+    return tuple(dict.fromkeys((*chosen, *package.whole, *others[:MOST_FILES])))
+
+
+def _importing(path: Path, folders: tuple[str, ...], root: Path) -> list[Path]:
+    """The test files that import a module."""
     parts = path.relative_to(root).with_suffix("").parts
     parts = parts[next(i for i, part in enumerate(parts) if part.startswith("giornata")) :]
     module, folder, name = ".".join(parts), ".".join(parts[:-1]), parts[-1]
     imports = (f"from {module} import", f"import {module}\n", f"from {folder} import {name}")
-    importing = [
-        test for test in _tests(package.tests, root) if any(text in _text_of(test) for text in imports)
-    ]
-    importing.sort(key=lambda test: (-_naming(test, names), name not in test.name))
-    own = [f"{package.tests[0]}/{path.parent.name}", package.tests[0]]
-    chosen = [str(test.relative_to(root)) for test in importing[:MOST_FILES]]
-    chosen = chosen or [next(folder for folder in own if (root / folder).exists())]
-    naming = [test for test in _tests((*package.tests, *OTHERS), root) if _naming(test, names[:2])]
-    naming.sort(key=lambda test: -_naming(test, names[:2]))
-    others = [str(test.relative_to(root)) for test in naming]
-    others = [test for test in others if test not in chosen and not test.startswith(tuple(chosen))]
-    return tuple(dict.fromkeys((*chosen, *package.whole, *others[:MOST_FILES])))
+    return [test for test in _tests(folders, root) if any(text in _text_of(test) for text in imports)]
+
+
+def _of_users(path: Path, names: Sequence[str], root: Path) -> list[Path]:
+    """The test files that import a module which names what another one defines, those that bear its name first."""
+    users = [user for user in _modules(root) if user != path and _naming(user, names)]
+    found = [(user.stem not in test.name, test) for user in users for test in _importing(user, OTHERS, root)]
+    return [test for _, test in sorted(found, key=lambda pair: pair[0])]
+
+
+@cache
+def _modules(root: Path) -> list[Path]:
+    return sorted(path for top in ("shared", "services") for path in (root / top).rglob("giornata*/**/*.py"))
 
 
 @cache
@@ -202,13 +228,13 @@ def _mutant(path: Path, edit: Edit, package: Package, root: Path) -> Mutant:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, without annotations, decorators, docstrings and what f-strings hold."""
+    """A node and all below it, without annotations, decorators, docstrings, what f-strings hold and `strict`."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in UNSEEN or isinstance(node, ast.JoinedStr):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and getattr(child, "arg", "") != UNSEEN_KEYWORD:
                 yield from _nodes(child)
 
 

@@ -20,7 +20,9 @@ import click
 import pytest
 
 from tests.ending import MARK, end_with_run, marked
+from tests.patience import CI_S, VARIABLE
 from tests.stress.disturbing import busy_loops, disturb
+from tests.stress.rounds import TIMES
 
 OUT: Final = Path("out/stress")
 """What pytest says of each file, and the table of all."""
@@ -85,9 +87,11 @@ def run_disturbed(test: str, rounds: int, draw: random.Random) -> Table:
     ]
     # Each run has a watchdog of its own, which ends what its tests have left.
     mark = f"{draw.random()}"
-    env = {key: value for key, value in os.environ.items() if key != MARK} | {DISTURBED: mark}
+    env = {VARIABLE: str(TIMES * CI_S)} | {key: value for key, value in os.environ.items() if key != MARK}
     with log.open("wb") as out:
-        run = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        run = subprocess.Popen(
+            command, env=env | {DISTURBED: mark}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             stops = disturb(run, partial(marked, f"{DISTURBED}={mark}"), draw)
         finally:

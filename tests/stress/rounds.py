@@ -1,19 +1,30 @@
-"""A plugin of pytest for a stress run: repeats each test, leaves out tests that start nothing, and counts failures."""
+"""A plugin of pytest for a stress run: repeats the tests that start something, and counts failures."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
+import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-STARTS: Final = re.compile(r"Popen|subprocess|Process\(|[Tt]hread|[Ss]erver\b|_stack\(|_stage\(")
-"""Words of a test, or of a fixture that it asks for, that start a process, a thread or a server."""
-ROUND: Final = "stress_round"
+STARTS: Final = frozenset(
+    {
+        *("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"),
+        *("socket.bind", "socket.connect"),  # a server here, or one that a fixture of many tests has started
+    }
+)
+"""Python's audit events of who starts a process or a server, or talks to one; it has none for threads before 3.12."""
+
+TIMES: Final = 4
+"""How much longer than elsewhere a test may wait, and last as a whole: five loops on two cores leave it a third."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,50 +33,78 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rounds-record", type=Path, help="A JSON file: test → [rounds, failures].")
 
 
-@pytest.fixture
-def stress_round() -> None:
-    """Parametrized with the number of the round, for tests that do not ask for it."""
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.fixturenames.append(ROUND)
-    rounds = range(metafunc.config.option.rounds)
-    metafunc.parametrize(ROUND, rounds, ids=[f"{ROUND}{number}" for number in rounds])
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that start nothing, but for those that were named one by one."""
-    if not any("::" in argument for argument in config.args):
-        items[:] = filter(starts, items)
+    """Multiply the time that each test may take."""
+    for item in items if config.pluginmanager.hasplugin("timeout") else ():
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0] if marker else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(TIMES * limit_s), append=False)
 
 
-def starts(item: pytest.Item) -> bool:
-    """Whether a test starts a process, a thread or a server, by the words of its source and of its fixtures'."""
-    if not isinstance(item, pytest.Function):
-        return True
-    own = (item.function, *(f.func for found in item._fixtureinfo.name2fixturedefs.values() for f in found))
-    return any(STARTS.search(inspect.getsource(function)) for function in own if inspect.isfunction(function))
+@cache
+def events() -> Counter[str]:
+    """How often each event of :data:`STARTS` came; counted from the first call on, for an audit hook never ends."""
+    found = Counter[str]()
+
+    def count(event: str, _arguments: tuple[Any, ...]) -> None:
+        if event in STARTS:
+            found[event] += 1
+
+    sys.addaudithook(count)
+    return found
+
+
+@contextmanager
+def threads_counted() -> Iterator[None]:
+    """Count the threads that are started while inside among the events."""
+    start = threading.Thread.start
+
+    def counting(thread: threading.Thread) -> None:
+        events()["thread"] += 1
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", counting)
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run all tests once, and those again and again that start something then, or were named one by one."""
+    if session.config.option.collectonly:
+        return None
+    rounds = session.config.option.rounds
+    named = any("::" in argument for argument in session.config.args)
+    chosen = list(session.items)
+    with threads_counted():
+        for number in range(rounds):
+            starting = chosen if number else []
+            for item, following in zip_longest(chosen, chosen[1:]):
+                before = events().total()
+                goes_on = starting and number + 1 < rounds  # with it what many tests share
+                again = starting[0] if goes_on else None
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=following or again)
+                if not number and (named or events().total() > before):
+                    starting.append(item)
+            chosen = starting
+    return True
 
 
 class Record:
     """How often each test ran and failed; a round with an error in its set-up or its end has failed."""
 
     def __init__(self) -> None:
-        self._rounds, self._failed = set[str](), set[str]()
+        self._rounds = Counter[str]()
+        self._failed = set[tuple[str, int]]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._rounds.add(report.nodeid)
+        self._rounds[report.nodeid] += report.when == "setup"
         if report.failed:
-            self._failed.add(report.nodeid)
+            self._failed.add((report.nodeid, self._rounds[report.nodeid]))
 
     def counted(self) -> dict[str, tuple[int, int]]:
-        rounds, failed = (Counter(map(_without_round, nodes)) for nodes in (self._rounds, self._failed))
-        return {test: (count, failed[test]) for test, count in rounds.items()}
-
-
-def _without_round(nodeid: str) -> str:
-    return re.sub(rf"-?{ROUND}\d+", "", nodeid).removesuffix("[]")
+        failed = Counter(test for test, _ in self._failed)
+        return {test: (count, failed[test]) for test, count in self._rounds.items()}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,6 @@
 * :mod:`giornata_tools.clients` - ways to a system: by HTTP and by NATS
 * :mod:`giornata_tools.launcher` - the whole system on one machine
 * :mod:`giornata_tools.lora_profiler` - how late LoRAs may join, seen in pictures
-* :mod:`giornata_tools.model` - small models with random weights
 
 What measures, trains and judges is `giornata_lab`, whose commands are part of the program where it is installed.
 """

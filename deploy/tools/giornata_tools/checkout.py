@@ -19,6 +19,8 @@ MODELS: Final = STATE / "models"
 """Checkpoints with random weights that were built here."""
 PROFILE: Final = STATE / "profile.json"
 """Where `giornata profile` writes by default, and `giornata up` looks."""
+LAB: Final = "giornata_lab"
+"""What measures, trains, and builds models with random weights. It may not be installed: commands import it by name."""
 
 
 def find() -> Path | None:

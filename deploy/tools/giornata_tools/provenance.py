@@ -1,11 +1,8 @@
-"""The provenance of a report: the machine, and versions of distributions."""
+"""The distributions of this environment: their versions, and what is lacking."""
 
 from __future__ import annotations
 
-import os
-import platform
 import re
-from collections.abc import Iterable
 from importlib import metadata
 
 
@@ -22,13 +19,3 @@ def lacking(name: str, extra: str = "") -> list[str]:
     parts = (item.partition("extra == ") for item in metadata.requires(name) or ())
     needed = (re.split(r"[^\w.-]", item)[0] for item, _, belongs in parts if belongs.strip("\"'") == extra)
     return [required for required in needed if installed(required) is None]
-
-
-def versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions by name; "not installed" where there is none."""
-    return {name: installed(name) or "not installed" for name in names}
-
-
-def machine() -> dict[str, str | int]:
-    """This machine."""
-    return {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count() or 0}

@@ -49,13 +49,6 @@ def drawn(
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Call what it yields with how many of `total` are done."""
-    with drawn(what, total) as update:
-        yield lambda done: update(done, total, what) if update else None
-
-
-@contextmanager
 def edit_steps(
     pictures: int, console: Console | None = None, *, shown: bool = True
 ) -> Iterator[Callable[[EditProgress], bool]]:

@@ -33,7 +33,8 @@ from giornata.wire.loras import StoredFile, TierLoadReply, TierLoadRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.network import Network
-from giornata_denoiser.rows.row import Row, RowLora, name_of
+from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.row import Row
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 READ_BYTES: Final = 1 << 22
@@ -353,6 +354,10 @@ class LoraTiers:
             "evicted_disk": self._disk.evicted,
         }
         return AdapterCounters.model_validate({**found, **sizes, **gone})
+
+    def pinned(self) -> frozenset[str]:
+        """LoRAs and sets that stay in some tier: rows have them, or they are being loaded."""
+        return self._sets.pins | self._files.pins | self._disk.pins
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Digests of LoRAs that are here, the last used first, at most :data:`LISTED` a tier."""

@@ -70,7 +70,7 @@ from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
-from giornata_denoiser.rows.row import RowLora
+from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.startup import engine_of
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory, form_of
 from giornata_denoiser.templates.runs import TemplateLookup, TemplateRegistrations, TemplateRuns

@@ -29,14 +29,14 @@ from giornata.wire.workers import LoadSample, ServiceName, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, RowReuse
 from giornata_denoiser.rows.template import CachedTemplate, template_generator
 from giornata_denoiser.templates.identity import levels_of, storage_budget
 from giornata_denoiser.trace import Trace
@@ -95,7 +95,7 @@ def engine_of(
     told: Callable[[LoadSample], object] = lambda _: None,
     *,
     low_ranks: LowRanks | None = None,
-    controls: ControlExecutor | None = None,
+    controls: ControlPart | None = None,
 ) -> Iterator[Engine]:
     """An engine with its loader, which ends with the context; then the trace is written, if there is one.
 
@@ -234,7 +234,7 @@ def rehearse(checkpoint: Checkpoint) -> None:
         for form in kept:
             [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
             taken = CachedTemplate("rehearsal", GRID, run.entries)
-            _finished(family, [replace(row, region=where, template=taken) for row in rows])
+            _finished(family, [replace(row, region=where, reuse=RowReuse(taken)) for row in rows])
         _multiply_low_ranks(family)
     except torch.OutOfMemoryError as error:
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(family.device))

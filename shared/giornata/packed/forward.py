@@ -90,9 +90,9 @@ class PackedForward:
         """The outside tokens that modules see instead of a stream's."""
         self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By sequence: keys and values of the present block's sites so far."""
-        self._kept: dict[int, Apart] = {}
+        self._kept: dict[int, Sequence[Apart]] = {}
         """By sequence: what the present block takes, of all of its sites."""
-        self._projected_kv: dict[int, Apart] = {}
+        self._projected_kv: dict[int, Sequence[DenseKV]] = {}
         """The same of what it projects from hidden states."""
 
     def passed(  # noqa: PLR0917 - all blocks of a network
@@ -169,10 +169,13 @@ class PackedForward:
         if self._shared is not None:
             order = self._shared.beyond(of)
             segments, parts = order.segments, list(self._shared.to_heads(order, parts))
-        keys, values = parts if len(sites) == 1 else map(_side_by_side, (parts[::2], parts[1::2]))
-        self._projected_kv = {}
-        for sequence, (start, end) in zip(of, segments.bounds, strict=True):
-            self._projected_kv[sequence] = DenseKV(keys[start:end], values[start:end])
+        self._projected_kv = {
+            sequence: [
+                DenseKV(key[start:end], value[start:end])
+                for key, value in zip(parts[::2], parts[1::2], strict=True)
+            ]
+            for sequence, (start, end) in zip(of, segments.bounds, strict=True)
+        }
 
     def attended(
         self, site: AttentionSite, stream: TokenStream, query: Tensor, key: Tensor, value: Tensor
@@ -224,9 +227,10 @@ class PackedForward:
                 known[site.block] = found
         if not self.tokens.hidden:
             return found
+        projected = {s: of_sites[site.nth] for s, of_sites in self._projected_kv.items()}
         if site.sites == 1 and not self._apart:
-            return {**found, **self._projected_kv}
-        return found | {s: self._beside(s, kept, site, own) for s, kept in self._projected_kv.items()}
+            return {**found, **projected}
+        return found | {s: self._beside(s, kept, site, own) for s, kept in projected.items()}
 
     def _stored(self, site: AttentionSite, own: Segments, key: Tensor) -> dict[int, Beside]:
         """The same of what is kept as keys and values; a block projects others from hidden states."""
@@ -236,16 +240,13 @@ class PackedForward:
                 continue
             if site.nth == 0:
                 kept = taken.source.keys_values(site.block)
-                self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
-            found[sequence] = self._beside(sequence, self._kept[sequence], site, own)
+                self._kept[sequence] = [kept] if site.sites == 1 else _by_site(kept, site.sites, key)
+            found[sequence] = self._beside(sequence, self._kept[sequence][site.nth], site, own)
         return found
 
     def _beside(self, sequence: int, kept: Apart, site: AttentionSite, own: Segments) -> Beside:
         """Return what a sequence attends to where `kept` is of its picture, with room for all others or none."""
         tokens = own.lengths[sequence]
-        if site.sites > 1 and isinstance(kept, DenseKV):
-            key, value = (part.chunk(site.sites, dim=1)[site.nth] for part in (kept.key, kept.value))
-            kept = DenseKV(key, value, kept.room)
         apart = self._apart.get(sequence)
         if apart is None:
             return _fitted(kept, tokens)
@@ -258,13 +259,14 @@ def _side_by_side(sites: Sequence[Tensor]) -> Tensor:
     return sites[0] if len(sites) == 1 else torch.cat(list(sites), dim=1)
 
 
-def _by_head(kept: Apart, sites: int, key: Tensor) -> Apart:
-    """Return what is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
-    if isinstance(kept, DenseKV):
-        return kept
-    shape = len(kept), sites * key.shape[1], key.shape[2]
-    of_key, of_value = (rows.to(key.dtype).view(shape) for rows in kept.rows())
-    return DenseKV(of_key, of_value)
+def _by_site(kept: Apart, sites: int, key: Tensor) -> list[DenseKV]:
+    """Return what is taken of each site of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
+    if isinstance(kept, KVPages):
+        shape = len(kept), sites * key.shape[1], key.shape[2]
+        of_key, of_value = (rows.to(key.dtype).view(shape) for rows in kept.rows())
+        kept = DenseKV(of_key, of_value)
+    keys, values = (part.chunk(sites, dim=1) for part in (kept.key, kept.value))
+    return [DenseKV(*of_site, kept.room) for of_site in zip(keys, values, strict=True)]
 
 
 def _fitted(outside: Apart, own: int) -> Apart:

@@ -347,7 +347,7 @@ def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: flo
     _modulate[(tokens,)](
         x, shift, scale, x if one else segments.sequence, out,
         x.stride(0), shift.stride(0), scale.stride(0), eps,
-        ONE=one, CHANNELS=channels, BLOCK=block, num_warps=_warps(block),
+        ONE=one, CHANNELS=channels, BLOCK=block, num_warps=warps(block),
     )  # fmt: skip
     return out
 
@@ -361,7 +361,7 @@ def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor
     _gate[(tokens,)](
         x, values, gate, x if one else segments.sequence, out,
         x.stride(0), values.stride(0), gate.stride(0),
-        ONE=one, CHANNELS=channels, BLOCK=block, num_warps=_warps(block),
+        ONE=one, CHANNELS=channels, BLOCK=block, num_warps=warps(block),
     )  # fmt: skip
     return out
 
@@ -427,11 +427,11 @@ def _launch(
         stream.query_norm.eps, stream.key_norm.eps,
         HAS_QUERY=query, HAS_VALUE=value, MOVES=positions is not None,
         HEADS=heads, WIDTH=width, HEAD_BLOCK=blocks[0], WIDTH_BLOCK=blocks[1],
-        num_warps=_warps(blocks[0] * blocks[1]),
+        num_warps=warps(blocks[0] * blocks[1]),
     )  # fmt: skip
 
 
-def _warps(elements: int) -> int:
+def warps(elements: int) -> int:
     """Warps of a program: 16 elements a thread at most, where that many are."""
     return min(8, max(1, elements // 512))
 

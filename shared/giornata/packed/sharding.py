@@ -80,7 +80,7 @@ def _of_region(region: Region, size: int) -> tuple[tuple[slice, ...], tuple[slic
 
     They follow from the region alone: what is kept of one step fits the next, beside any other sequences.
     """
-    turn = int.from_bytes(region.digest[:4], "little")
+    turn = int.from_bytes(region.digest, "little")
     computed = spread_evenly(len(region.computed), rotate_ranks(size, turn))
     return computed, spread_evenly(len(region.outside), rotate_ranks(size, ~turn))
 

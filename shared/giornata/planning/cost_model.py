@@ -181,11 +181,39 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
             "one row a time and at least as many rows as names are needed"
         )
     emphasis = 1 / times if relative else np.ones(len(times))
+    return grade_fit(names, _weighted_fit(features, times, emphasis), features, times)
+
+
+HUBER: Final = 1.345
+"""Residuals of more standard deviations than this count by their size instead of its square (Huber, 1964)."""
+DEVIATION: Final = 1.4826
+"""The standard deviation of normal residuals ÷ the median of their sizes."""
+REWEIGHTINGS: Final = 20
+"""Fits until the weights of samples no longer change, at most."""
+
+
+def robust_fit(names: Sequence[str], features: Array, times: Array) -> LinearFit:
+    """Like :func:`fit` of relative residuals, by Huber's loss instead of squares: disturbed samples move little.
+
+    Least squares whose samples are weighed anew until their weights have settled.
+    """
+    weights, emphasis = np.asarray(fit(names, features, times, relative=True).weights), np.ones(len(times))
+    for _ in range(REWEIGHTINGS):
+        missed = np.abs(1 - features @ weights / times)
+        limit = HUBER * DEVIATION * max(float(np.median(missed)), 1e-9)
+        before, emphasis = emphasis, np.minimum(1, limit / np.maximum(missed, limit))
+        if np.allclose(emphasis, before, rtol=1e-3):
+            break
+        weights = _weighted_fit(features, times, np.sqrt(emphasis) / times)
+    return grade_fit(names, weights, features, times)
+
+
+def _weighted_fit(features: Array, times: Array, emphasis: Array) -> Array:
+    """(features,) weights that minimise squares of residuals, each multiplied by its emphasis, (samples,)."""
     weighed = features * emphasis[:, None]
     scale = np.abs(weighed).max(0)
     scale[scale == 0] = 1.0
-    weights = nnls_solver()(weighed / scale, times * emphasis)[0] / scale
-    return grade_fit(names, weights, features, times)
+    return np.asarray(nnls_solver()(weighed / scale, times * emphasis)[0] / scale)
 
 
 def grade_fit(names: Sequence[str], weights: Array, features: Array, times: Array) -> LinearFit:
@@ -325,6 +353,8 @@ TRUST: Final = 0.1
 SURPRISE: Final = 6.0
 """A sample this many times farther from the prediction than usual is an outlier."""
 USUAL_DECAY: Final = 0.95
+SLOWEST: Final = 8.0
+"""A machine is held to be at most so many times slower, or faster, than the offline weights say."""
 STUBBORN: Final = 8
 """So many outliers in a row are no outliers: what they measure has changed."""
 EVERY: Final = 16
@@ -340,10 +370,11 @@ QUEUED: Final = 4096
 class OnlineRegression:
     """A fit that follows its machine: least squares with forgetting, drawn to the offline weights where nothing is new.
 
-    Minimises the sum over samples of FORGETTING^age * (time - w x)², plus TRUST samples' worth of (w - offline)² per
-    weight, without negative weights. Samples enter relative to the prediction, so that short steps count as much as
-    long ones, as in the profile's own fit, and an outlier is one by its factor. Single outliers (a page fault, another
-    process) are left out.
+    Minimises the sum over samples of FORGETTING^age * (time - w x)², plus TRUST samples' worth of
+    (w - slowness * offline)² per weight, without negative weights: a machine that is slower than on the day of its
+    profile is slower in what no sample shows, too. Samples enter relative to the prediction, so that short steps count
+    as much as long ones, as in the profile's own fit, and an outlier is one by its factor. Single outliers (a page
+    fault, another process) are left out.
     """
 
     def __init__(self, begun: CostFit) -> None:
@@ -354,6 +385,8 @@ class OnlineRegression:
         self._solve, self._offline, self._own = nnls_solver(), np.asarray(self.weights), len(begun.weights)
         count = len(self.weights)
         self._products, self._answers, self._mass = np.zeros((count, count)), np.zeros(count), 0.0
+        self._log_slowness = 0.0
+        """Sum of the logarithms of what samples took ÷ what the offline weights say, forgotten as the others."""
         self._recent = np.zeros((WINDOW, 2))
         """(WINDOW, 2): measured and predicted ms, written in a ring."""
         self._samples = self._outliers = self._in_a_row = self._unseen = 0
@@ -383,6 +416,8 @@ class OnlineRegression:
         self._mass = FORGETTING * self._mass + 1
         self._products = FORGETTING * self._products + np.outer(x, x)
         self._answers = FORGETTING * self._answers + x * time
+        slowness = min(SLOWEST, max(1 / SLOWEST, time / max(1e-6, float(x @ self._offline))))
+        self._log_slowness = FORGETTING * self._log_slowness + math.log(slowness)
         return True
 
     def refit(self) -> None:
@@ -392,7 +427,8 @@ class OnlineRegression:
             size = np.sqrt(np.diag(self._products) / self._mass)
             size[size == 0] = 1.0
             scaled = self._products / np.outer(size, size) + TRUST * np.eye(len(size))
-            answers = self._answers / size + TRUST * self._offline * size
+            slowness = math.exp(self._log_slowness / self._mass)
+            answers = self._answers / size + TRUST * slowness * self._offline * size
             factor = np.linalg.cholesky(scaled)
             self.weights = tuple((self._solve(factor.T, np.linalg.solve(factor, answers))[0] / size).tolist())
         r2, residual_ms = self.state.r2, self.state.residual_ms

@@ -112,11 +112,6 @@ class StepWork(NamedTuple):
     control: float = 0.0
     """Multiplications of ControlNets in this process; see :func:`giornata.planning.operations.control_work`."""
 
-    @property
-    def multiplications(self) -> float:
-        """Multiplications of all kinds together."""
-        return self.linear + self.attention + self.convolution + self.low_rank + self.control
-
 
 @dataclass(frozen=True, slots=True)
 class SequenceShape:

@@ -47,6 +47,11 @@ class EvictionLedger:
         """Most bytes that could be added without a pinned name going; negative where pins exceed the budget."""
         return self.budget_bytes - self._pinned_bytes
 
+    @property
+    def pins(self) -> frozenset[str]:
+        """Names that stay, those that are not here yet among them."""
+        return frozenset(self._pins)
+
     def __contains__(self, name: object) -> bool:
         return name in self._sizes
 

@@ -266,6 +266,10 @@ class Placement:
         weigh = JobCostEstimator(demand, self._repeats.share, self._lora_repeats.share)
         return [weigh.candidate(worker, self._now, fetching=worker.name == fetching) for worker in able]
 
+    def totals(self, name: str) -> WorkerTotals:
+        """Everything that a worker has, summed up."""
+        return self._sum_up(self._workers[name])
+
     def soonest(self, demand: JobDemand, excluded: Collection[str] = ()) -> str | None:
         """The worker that will be empty first, whether it has room now or not; None if none serves `demand`."""
         closed = self._lacking(demand).union(excluded)

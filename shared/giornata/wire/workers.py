@@ -253,6 +253,7 @@ class TemplateCounters(WireModel):
 
     hits_memory: int = 0
     hits_disk: int = 0
+    """Read from disk, by the edit or ahead of it."""
     hits_first: int = 0
     """Edits that found what an earlier one of the picture had left, and no recording."""
     misses: int = 0

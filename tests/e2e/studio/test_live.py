@@ -6,6 +6,7 @@ Pictures of what it looks like land in ``out/screens/``. What a gateway alone ca
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures
 
 
 async def test_a_mask_drawn_by_mouse_is_repainted_and_the_rest_is_kept(
-    browser: Browser, stack: LiveStack, tmp_path: Path
+    browser: Browser, stack: LiveStack, slow_steps: Callable[[], None], tmp_path: Path
 ) -> None:
     original = scene(256, 192)
     async with visiting(browser, stack.url) as (page, _):
@@ -51,6 +52,7 @@ async def test_a_mask_drawn_by_mouse_is_repainted_and_the_rest_is_kept(
         assert preview[0] != before[0]  # no longer the mask's own colour
         assert preview[1] == before[1]
         await screenshot(page, "editing")
+        slow_steps()
         await finished(page)
         await expect(page.locator("#result-note")).to_have_text("Seed 7")
         result = await downloaded(page, tmp_path)

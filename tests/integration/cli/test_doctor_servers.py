@@ -110,7 +110,8 @@ async def test_an_address_that_is_none() -> None:
 async def test_the_gateway_is_ready_or_says_what_is_missing(stage: Stage) -> None:
     found = await checks.gateway(stage.url, named=False)
     assert (found.verdict, "tiny" in found.sentence) == (CheckStatus.OK, True)
-    await stage.router.announce(ready=False)
+    stage.router.ready = False
+    await stage.router.announce()
     found = await checks.gateway(stage.url, named=False)
     assert (found.verdict, "prepost, denoiser" in found.sentence) == (CheckStatus.FAIL, True), found.sentence
 

@@ -6,21 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from giornata_tools.cli import mask, models, status
-from giornata_tools.cli.app import cli
 from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
 from giornata_tools.clients.http import open_http
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
+from tests.integration.cli.conftest import Run
 from tests.integration.gateway_fakes import Stage, open_stage
 
 ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat"})
@@ -80,7 +76,9 @@ async def test_no_gateway_at_all_says_how_to_start_one() -> None:
     assert "secret" not in sentence
 
 
-async def test_a_key_is_sent_and_a_missing_one_refused(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_a_key_is_sent_and_a_missing_one_refused(
+    nats_url: str, redis_url: str, tmp_path: Path, run: Run
+) -> None:
     keys = write_keys(tmp_path, {"key-of-alice": "alice"})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         code, sentence = await code_of(stage.url)
@@ -91,7 +89,7 @@ async def test_a_key_is_sent_and_a_missing_one_refused(nats_url: str, redis_url:
             outcome = await door.edit(ORDER, unheard)
             assert (await door.read("/v1/fleet"))["instances"]
         assert outcome.pictures
-        assert await status.run(stage.url, None, watch=False, as_json=True) == 1
+        assert (await run("status", "--url", stage.url, "--json")).exit_code == 1
 
 
 async def test_a_cancelled_edit_cancels_its_job(stage: Stage) -> None:
@@ -124,46 +122,39 @@ async def test_an_edit_that_nobody_accepted_yet_has_no_job_to_cancel() -> None:
         done.set()
 
 
-async def test_the_served_models_are_told_and_one_that_is_not_is_named(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await models.run(stage.url, None, "tiny", as_json=True) == 0
-    [told] = json.loads(capsys.readouterr().out)
+async def test_the_served_models_are_told_and_one_that_is_not_is_named(stage: Stage, run: Run) -> None:
+    [told] = json.loads((await run("models", "tiny", "--url", stage.url, "--json")).stdout)
     assert (told["id"], told["defaults"]["edit"]["num_inference_steps"]) == ("tiny", 3)
-    assert await models.run(stage.url, None, None, as_json=False) == 0
-    assert "tiny" in capsys.readouterr().out
-    assert await models.run(stage.url, None, "other", as_json=False) == 1
-    refused = capsys.readouterr().err
-    assert "model_not_found" in refused
-    assert "Accepted: tiny" in refused
+    whole = await run("models", "--url", stage.url)
+    assert (whole.exit_code, "tiny" in whole.stdout) == (0, True)
+    refused = await run("models", "other", "--url", stage.url)
+    assert refused.exit_code == 1
+    assert "model_not_found" in refused.stderr
+    assert "Accepted: tiny" in refused.stderr
 
 
-async def test_a_mask_is_written_and_its_regions_are_told(
-    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))  # in a thread
+async def test_a_mask_is_written_and_its_regions_are_told(stage: Stage, tmp_path: Path, run: Run) -> None:
     picture = np.full((32, 48, 3), 200, np.uint8)
     picture[4:20, 8:30] = (255, 0, 0)
-    target, out = BytesIO(), tmp_path / "mask.png"
-    Image.fromarray(picture).save(target, "PNG")
-    ask = partial(mask.run, stage.url, None, target.getvalue(), out=str(out))
-    assert await ask(fields={"prompt": "red"}, as_json=False) == 1
-    assert "masks_not_served" in capsys.readouterr().err
+    photo, out = tmp_path / "photo.png", tmp_path / "mask.png"
+    Image.fromarray(picture).save(photo, "PNG")
+
+    async def asked(words: str, *more: str, to: Path = out) -> tuple[int, str]:
+        told = await run("mask", str(photo), words, "-o", str(to), "--url", stage.url, *more)
+        return told.exit_code, told.output
+
+    def refused(told: tuple[int, str], code: str) -> bool:
+        return told[0] == 1 and code in told[1]
+
+    assert refused(await asked("red"), "masks_not_served")
     stage.router.masks = CARD
     async with ColourMasks(stage.router.bus, stage.router.blobs, "tiny").running():
         await stage.router.announce()
-        assert await ask(fields={"prompt": "red"}, as_json=True) == 0
-        [region] = json.loads(capsys.readouterr().out)["regions"]
-        assert (region["box"], region["area"]) == ([8, 4, 22, 16], 22 * 16)
+        status, told = await asked("red", "--json")
+        [region] = json.loads(told)["regions"]
+        assert (status, region["box"], region["area"]) == (0, [8, 4, 22, 16], 22 * 16)
         assert np.array_equal(np.asarray(Image.open(out)), picture[..., 1] == 0)
-        assert await ask(fields={"prompt": "green"}, as_json=False) == 1
-        assert "nothing_found" in capsys.readouterr().err
-        (photo := tmp_path / "photo.png").write_bytes(target.getvalue())
-        words = ["mask", str(photo), "red", "-o", str(out), "--url", stage.url, "--model"]
-        assert (await asyncio.to_thread(CliRunner().invoke, cli, [*words, "tiny"])).exit_code == 0
-        unknown = await asyncio.to_thread(CliRunner().invoke, cli, [*words, "other"])
-        assert (unknown.exit_code, "model_not_found" in unknown.output) == (1, True)
-        nowhere = mask.run(
-            stage.url, None, target.getvalue(), {"prompt": "red"}, f"{tmp_path}/no/m.png", as_json=False
-        )
-        assert await nowhere == 1
+        assert refused(await asked("green"), "nothing_found")
+        assert (await asked("red", "--model", "tiny"))[0] == 0
+        assert refused(await asked("red", "--model", "other"), "model_not_found")
+        assert refused(await asked("red", to=tmp_path / "no" / "m.png"), "output_not_written")

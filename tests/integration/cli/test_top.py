@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from giornata.bus import bus
 from giornata.bus.bus import publish_state
@@ -18,6 +18,7 @@ from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_tools.cli.app import cli
 from tests.integration.cli.conftest import Run
 from tests.integration.nats_server import NatsServer
+from tests.patience import HUNG_S
 
 Guarded = tuple[NatsServer, Path]
 
@@ -47,20 +48,28 @@ async def tell(guarded: Guarded) -> None:
             await asyncio.sleep(0.1)
 
 
+def speed(told: Result) -> float | None:
+    """Steps per second of the only worker, where it was heard twice."""
+    speed: float | None = json.loads(told.output)["workers"][0]["steps_per_s"]
+    return speed
+
+
 async def test_it_hears_what_workers_tell(guarded_nats: Guarded, top: Run) -> None:
     telling = asyncio.create_task(tell(guarded_nats))
     try:
-        as_json = await top(NatsRole.OBSERVER, "--json")
-        table = await top(NatsRole.OBSERVER)
+        async with asyncio.timeout(
+            HUNG_S
+        ):  # on a machine that stands still it may hear nothing, or one message
+            while (as_json := await top(NatsRole.OBSERVER, "--json")).exit_code or not speed(as_json):
+                pass
+            while (table := await top(NatsRole.OBSERVER)).exit_code:
+                pass
     finally:
         telling.cancel()
         with suppress(asyncio.CancelledError):
             await telling
-    assert as_json.exit_code == 0, as_json.output
     [worker] = json.loads(as_json.output)["workers"]
     assert (worker["name"], worker["free_rows"]) == ("d1", 4)
-    assert worker["steps_per_s"] > 0
-    assert table.exit_code == 0
     assert "denoiser 1/1" in table.output
 
 

@@ -252,7 +252,7 @@ class OpenFamily:
 
     def _blended(self, asked: Asked, row: Row) -> PaintedPicture:
         """What the call for a whole picture makes of a masked edit's row: it begins where the row does."""
-        noise, clean, kept = (row.conditioning[name] for name in ("noise", "image_latents", "mask"))
+        noise, clean, kept = (row.inputs.conditioning[name] for name in ("noise", "image_latents", "mask"))
 
         def blend(step: int, latents: Tensor) -> Tensor:
             level = row.track.levels[step + 1]

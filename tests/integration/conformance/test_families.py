@@ -18,7 +18,8 @@ from safetensors.numpy import load
 
 from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.packed.compute_set import region_of as region_in
-from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
+from giornata.planning.plans import BatchPlan, BatchPlanner, evaluate_modes, plan_batch
+from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler
@@ -29,6 +30,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.runs import TemplateReuse
+from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.encoding import template_row
 from giornata_prepost.families.protocol import rehearse
 from giornata_prepost.images.geometry import Size
@@ -93,7 +95,7 @@ def test_a_guided_edit_equals_the_pipeline(of: OpenFamily) -> None:
     """Begun from noise, and looking at as many references as the pipeline takes."""
     asked = guided(of, references=of.case.references)
     row = of.edit(asked)
-    assert len(row.prompts) == of.case.halves
+    assert len(row.inputs.prompts) == of.case.halves
     assert_paints(of, row, of.inpainted(asked, row))
 
 
@@ -102,7 +104,7 @@ def test_an_edit_below_full_strength_equals_the_pipeline(of: OpenFamily, name: s
     sampler = SAMPLED.get(name, (None,))[0]
     asked = plain(of, steps=4, strength=0.5, sampler=sampler)
     row = of.edit(asked)
-    assert (len(row.prompts), row.steps) == (1, 2)
+    assert (len(row.inputs.prompts), row.steps) == (1, 2)
     assert_paints(of, row, of.inpainted(asked, row))
 
 
@@ -128,7 +130,7 @@ def test_a_generation_equals_the_pipeline(of: OpenFamily, name: str) -> None:
         return
     asked = Asked(of.case.unasked, references=of.case.references)
     row = of.generation(asked)
-    assert row.conditioning.keys() == {"noise"} | ({"references"} if of.case.references else set())
+    assert row.inputs.conditioning.keys() == {"noise"} | ({"references"} if of.case.references else set())
     assert_paints(of, row, of.generated(asked))
     if of.case.references or name in SAMPLED:
         asked = plain(of, sampler=SAMPLED.get(name, (None,))[0])
@@ -151,10 +153,10 @@ def test_prompt_guidance_and_references_show(of: OpenFamily) -> None:
 
 def region_of(row: Row) -> tuple[Region, torch.Tensor]:
     """The region that the mask touches, and which tokens lie outside of it."""
-    touched = row.conditioning["mask"].amax(dim=1).view(row.grid) > 0
+    touched = row.inputs.conditioning["mask"].amax(dim=1).view(row.grid) > 0
     found = make_region(touched)
     assert found is not None
-    return with_companions(found, row.companions), ~touched.view(-1)
+    return with_companions(found, row.inputs.companions), ~touched.view(-1)
 
 
 def with_template(of: OpenFamily, row: Row, run: Row, form: CacheForm) -> tuple[Row, Row]:
@@ -162,7 +164,7 @@ def with_template(of: OpenFamily, row: Row, run: Row, form: CacheForm) -> tuple[
     recording = replace(run, records=RecordingSpec(frozenset({form}), EXACT))
     full = ended(of.served.checkpoint, [recording])[run.key.job_id]
     template = CachedTemplate(row.key.job_id, row.grid, full.entries)
-    return replace(row, region=region_of(row)[0], template=template, tolerance=0.0), full
+    return changed(row, region=region_of(row)[0], template=template, tolerance=0.0), full
 
 
 def after_the_first_block(rows: Sequence[BatchRow], link: LoadLink, base_ms: float = 0.0) -> BatchPlan:
@@ -215,10 +217,10 @@ def test_a_masked_row_repaints_a_template_run_and_keeps_the_rest(of: OpenFamily)
     if not of.case.blends:
         pytest.skip("the family does not blend")
     edit = of.edit(plain(of), sampled=False)
-    empty = replace(edit, conditioning=of.served.checkpoint.family.network.unmasked(edit.conditioning))
+    empty = changed(edit, conditioning=of.served.checkpoint.family.network.unmasked(edit.inputs.conditioning))
     taking, _ = with_template(of, edit, empty, CacheForm.KV)
     taken, outside = final_latent(of.served, taking), region_of(edit)[1]
-    assert torch.equal(taken[outside], edit.conditioning["image_latents"][outside])
+    assert torch.equal(taken[outside], edit.inputs.conditioning["image_latents"][outside])
     assert distance(taken, final_latent(of.served, edit)) > CLOSE
 
 
@@ -249,7 +251,7 @@ def test_a_masked_row_resumes_where_it_was_interrupted(of: OpenFamily) -> None:
     row = of.edit(asked)
     taking, full = with_template(of, row, row, CacheForm.KV)
     left = interrupted(of, taking)
-    again = replace(of.edit(asked, resume=left), region=taking.region, template=taking.template)
+    again = changed(of.edit(asked, resume=left), region=taking.region, template=taking.reuse.template)
     painted = region_of(row)[0].computed
     assert distance(final_latent(of.served, again)[painted], full.latent[painted]) <= CLOSE
 
@@ -262,15 +264,15 @@ def test_prepost_announces_what_the_row_has(of: OpenFamily) -> None:
     if of.case.generates is not None:
         rows.append(of.generation(plain(of)))
     for row in rows:
-        edited = "image_latents" in row.conditioning
+        edited = "image_latents" in row.inputs.conditioning
         sizes = [pixels.size // 3 // 256 for pixels in REFERENCES[: of.case.references]] if edited else []
-        if edited and not row.prefix[0]:
-            assert row.companions == card.companion_tokens(row.image_tokens, sizes)
+        if edited and not row.inputs.prefix[0]:
+            assert row.inputs.companions == card.companion_tokens(row.image_tokens, sizes)
         seen = [picture(of.case.size), *REFERENCES[: of.case.references]]
         text = images.encode_text(PROMPT, of.case.size, seen)
-        assert images.text_tokens(text) == row.prompts[0].joint_tokens
+        assert images.text_tokens(text) == row.inputs.prompts[0].joint_tokens
         clean = row.image_tokens + sum(sizes) if edited else 0
-        assert (images.prefix_tokens(text, clean),) == row.prefix
+        assert (images.prefix_tokens(text, clean),) == row.inputs.prefix
 
 
 @ONE_OF_EACH
@@ -297,7 +299,7 @@ def test_prepost_rehearses_it(of: OpenFamily) -> None:
 @ONE_OF_EACH
 def test_previews_see_the_latent_pixels_that_are_decoded(of: OpenFamily) -> None:
     """The preview map is fitted to them."""
-    latent = of.edit(plain(of)).conditioning["image_latents"]
+    latent = of.edit(plain(of)).inputs.conditioning["image_latents"]
     network, vae = of.served.checkpoint.family.network, of.pipeline.vae
     grid = of.edit(plain(of)).grid
     pixels = network.unpacked(latent, grid)
@@ -349,14 +351,14 @@ async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(of: 
     entries = ended(of.served.checkpoint, [recorded])["edit"].entries
     template = CachedTemplate("t", full[0].grid, entries)
     _, hit = await asked.rows(Reuse.AUTO, replace(taking, recording=template))
-    assert [row.template is not None for row in (*off, *full, *miss, *hit)] == [False] * 6 + [True] * 2
+    assert [row.reuse.template is not None for row in (*off, *full, *miss, *hit)] == [False] * 6 + [True] * 2
     assert inspection.compute_set is not None
     region = region_in(inspection.compute_set[1])
     assert region is not None
     for found, where in ((full, slice(None)), (miss, slice(None)), (hit, region.computed)):
         for row, own in zip(found, off, strict=True):  # outside a hit has the recorded noise
             assert torch.equal(row.latent[where], own.latent[where])
-            assert "noise" in row.conditioning
-            assert row.conditioning.keys() == own.conditioning.keys()
-            for name, tensor in row.conditioning.items():
-                assert torch.equal(tensor[where], own.conditioning[name][where]), name
+            assert "noise" in row.inputs.conditioning
+            assert row.inputs.conditioning.keys() == own.inputs.conditioning.keys()
+            for name, tensor in row.inputs.conditioning.items():
+                assert torch.equal(tensor[where], own.inputs.conditioning[name][where]), name

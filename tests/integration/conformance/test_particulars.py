@@ -22,6 +22,7 @@ from giornata.wire.errors import SchemaMismatch, TooManyPixels
 from giornata.wire.models import Sampler
 from giornata_denoiser.families.rows import build_row
 from giornata_lab.baseline.pipeline import opened
+from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
 from giornata_prepost.images import stages
 from giornata_prepost.images.geometry import Size
@@ -51,8 +52,12 @@ def test_text_encoder_and_network_see_every_picture(opened_family: Opened) -> No
     assert all(float((text - each).abs().max()) > 0.01 for each in moved)
     asked = plain(of, references=of.case.references)
     row = of.edit(asked, whole=True)
-    blind = replace(
-        row, conditioning={**row.conditioning, "references": torch.zeros_like(row.conditioning["references"])}
+    blind = changed(
+        row,
+        conditioning={
+            **row.inputs.conditioning,
+            "references": torch.zeros_like(row.inputs.conditioning["references"]),
+        },
     )
     assert distance(final_latent(of.served, row), final_latent(of.served, blind)) > 100 * CLOSE
 
@@ -83,7 +88,7 @@ def test_an_instruction_of_edit_plus_looks_at_three_references(opened_family: Op
     of = opened_family("qwen-image-edit-plus")
     asked = plain(of, references=3)
     row = of.edit(asked, whole=True)
-    assert row.companions == row.image_tokens + 48 * 3
+    assert row.inputs.companions == row.image_tokens + 48 * 3
     assert_paints(of, row, of.repainted(asked))
 
 
@@ -126,7 +131,7 @@ def test_edits_of_qwen_image_21_begin_with_the_noise_and_picture_that_its_pipeli
             [pixels], 1, channels, *reversed(size), torch.float32, torch.device("cpu"), drawn
         )
     for name, theirs in zip(("noise", "image_latents"), prepared, strict=True):
-        assert distance(row.conditioning[name], theirs[0]) <= CLOSE, name
+        assert distance(row.inputs.conditioning[name], theirs[0]) <= CLOSE, name
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "", "a [IMG] sign", "one two some " * 30], ids=len)
@@ -212,7 +217,7 @@ def test_sdxl_guides_away_from_zeros_where_no_negative_prompt_is_given(opened_fa
     of = opened_family("sdxl")
     asked = Asked({"guidance_scale": 5.0}, steps=2, size=Size(64, 128))
     row = of.edit(asked)
-    assert len(row.prompts) == 2
+    assert len(row.inputs.prompts) == 2
     assert_paints(of, row, of.inpainted(asked, row))
     unasked, empty = (of.served.images.encode_unguided(one, Size(64, 128)) for one in (None, ""))
     assert not unasked["negative_prompt_embeds"].any()
@@ -242,7 +247,7 @@ def test_an_edits_row_is_refused_without_its_picture(opened_family: Opened) -> N
             grid=row.grid,
             track=row.track,
             text=of.served.images.encode_text(PROMPT, of.case.size),
-            conditioning=row.conditioning,
+            conditioning=row.inputs.conditioning,
             guidance_scale=3.5,
         )
 

@@ -11,9 +11,9 @@ import torch
 
 from giornata.families import Family
 from giornata.wire.errors import InvalidField
+from giornata_lab.model.random.text_encoders import CORPUS
 from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.families.processors import PICTURE
-from giornata_tools.model.random.text_encoders import CORPUS
 from tests.integration.conformance.families import UNETS, OpenFamily
 from tests.integration.prepost.oracle import SIZE, picture
 

@@ -149,10 +149,10 @@ class Denoiser:
             index=0,
             inspection=INSPECTION,
             encoding=Encoding(
-                text=(ref := await self._blobs.put(f"{job_id}/text", tensors.pack(text), 60)),
+                text=(ref := await self._blobs.put(f"{job_id}/text", tensors.pack(text), HUNG_S)),
                 text_tokens=6,
                 rows=(ref,),
-                controls=(await self._blobs.put(f"{job_id}/controls", tensors.pack(named), 60),),
+                controls=(await self._blobs.put(f"{job_id}/controls", tensors.pack(named), HUNG_S),),
             ),
             base=BASE,
             grid=GRID,

@@ -226,8 +226,8 @@ async def test_a_guided_row_equals_its_net_alone(tmp_path: Path, shape: str, mad
     text = encoded(base, sized=shape == "xl")
     net = load(tmp_path / "edges", torch.float32, CPU, "edges")
     blobs = MemoryBlobs()
-    ref = await blobs.put("text", tensors.pack(text), 60)
-    control = await blobs.put("control", tensors.pack({control_name(0): hint}), 60)
+    ref = await blobs.put("text", tensors.pack(text), HUNG_S)
+    control = await blobs.put("control", tensors.pack({control_name(0): hint}), HUNG_S)
     use = ControlUse(model="edges", digest=net.card.digest, scale=SCALE)
     request = OpenControl(
         job=JOB.model_copy(update={"controls": (use,)}),

@@ -145,7 +145,7 @@ class Bench:
             parameters=resolve(asked, card, 0),
             image=REF,
             budget_ms=HUNG_MS,
-            result_ttl_s=60,
+            result_ttl_s=HUNG_S,
         )
         rows = tuple(RowRecord(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
         encoding = await self._encoding(job.job_id, n, painted)
@@ -173,10 +173,10 @@ class Bench:
             row = {name: torch.randn(12, width, generator=generator) for name, width in channels.items()}
             row["mask"] = (row["mask"] > 0).float()
             row["mask"][[token for token in range(12) if painted and token not in painted]] = 0
-            refs.append(await self.blobs.put(f"{job_id}/row-{index}", tensors.pack(row), 60))
-        text_ref = await self.blobs.put(f"{job_id}/text", tensors.pack(text), 60)
+            refs.append(await self.blobs.put(f"{job_id}/row-{index}", tensors.pack(row), HUNG_S))
+        text_ref = await self.blobs.put(f"{job_id}/text", tensors.pack(text), HUNG_S)
         empty = {name: torch.zeros_like(tensor) for name, tensor in text.items()}
-        empty_ref = await self.blobs.put(f"{job_id}/empty-text", tensors.pack(empty), 60)
+        empty_ref = await self.blobs.put(f"{job_id}/empty-text", tensors.pack(empty), HUNG_S)
         return Encoding(text=text_ref, text_tokens=6, rows=tuple(refs), empty_text=empty_ref)
 
     async def edited(self, worker: Worker, **parameters: Any) -> int:

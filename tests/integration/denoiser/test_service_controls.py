@@ -21,6 +21,7 @@ from giornata_denoiser.controls import sessions
 from giornata_denoiser.controls.residuals import ControlNetTarget, control_target, open_controls
 from tests.fakes.tiny_flux_control import beside
 from tests.integration.denoiser.bench import WAIT_S, Bench
+from tests.patience import HUNG_S
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ async def under(bench: Bench, request: RunRequest, *uses: ControlUse) -> RunRequ
     """`request` with ControlNets, and a control image for each."""
     draw = torch.Generator().manual_seed(5)
     images = {control_name(nth): torch.randn(12, 64, generator=draw) for nth in range(len(uses))}
-    ref = await bench.blobs.put(f"{request.job.job_id}/controls", tensors.pack(images), 60)
+    ref = await bench.blobs.put(f"{request.job.job_id}/controls", tensors.pack(images), HUNG_S)
     return request.model_copy(
         update={
             "job": request.job.model_copy(update={"controls": uses}),

@@ -203,7 +203,7 @@ async def test_what_is_on_disk_is_prefetched_into_memory(
         await registry.counters(worker, prefetched=1)
         await registry.resident(worker, Tier.MEMORY)
         assert await registry.edited(worker) == (1, "hit")
-        await registry.counters(worker, hits_memory=1, hits_disk=0, misses=0)
+        await registry.counters(worker, hits_memory=0, hits_disk=1, misses=0)
 
 
 async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(

@@ -37,7 +37,7 @@ async def generated(stage: Stage, path: str = "/v1/images/generations", **fields
 
 
 async def test_a_generation_is_answered_in_openais_form(painter: Stage) -> None:
-    asked = {"n": 2, "seed": 7, "size": "64x48", "output_format": "webp", "user": None}
+    asked: dict[str, Any] = {"n": 2, "seed": 7, "size": "64x48", "output_format": "webp", "user": None}
     answer = (await generated(painter, **asked)).expect(200).json
     assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(0), picture_of(1)]
     ImagesResponse.model_validate(answer, strict=True)
@@ -50,9 +50,9 @@ async def test_a_generation_is_answered_in_openais_form(painter: Stage) -> None:
     job = (await painter.record()).job
     assert (job.image, job.mask, job.template_id, job.task) == (None, None, None, Task.GENERATE)
     assert job.model == "flux"  # the only one that generates
-    asked = job.parameters
-    assert (asked.strength, asked.reuse, asked.guidance_scale) == (1.0, Reuse.OFF, 3.5)
-    assert asked.num_inference_steps == 5
+    used = job.parameters
+    assert (used.strength, used.reuse, used.guidance_scale) == (1.0, Reuse.OFF, 3.5)
+    assert used.num_inference_steps == 5
 
 
 async def test_a_job_whose_body_is_json_is_a_generation(painter: Stage) -> None:

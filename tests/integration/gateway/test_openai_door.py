@@ -273,8 +273,8 @@ async def test_every_answer_has_an_id_of_its_request(door: Stage, client: openai
         await client.models.retrieve("absent")
     assert (missed.value.request_id or "").startswith("req_")
     for given, told in (("trace-7", "trace-7"), ("no good id", None), ("x" * 200, None)):
-        answer = await door.get("/v1/models", headers={"X-Request-Id": given})
-        assert (answer.headers["X-Request-Id"] == told) == (told is not None)
+        echoed = await door.get("/v1/models", headers={"X-Request-Id": given})
+        assert (echoed.headers["X-Request-Id"] == told) == (told is not None)
 
 
 async def test_pages_of_configured_origins_may_call(opening: Opening, tmp_path: Path) -> None:

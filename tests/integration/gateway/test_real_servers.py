@@ -63,7 +63,7 @@ async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be
     monkeypatch.setattr(nats_door, "REPLY_BYTES", REPLY_MARGIN_BYTES)
     async with opening() as stage, seeing(stage) as scene:
         told = (await scene.masks()).json
-        image = await stage.router.blobs.put("default/upload/image", FILE, 60)
+        image = await stage.router.blobs.put("default/upload/image", FILE, HUNG_S)
         made = await answered(nats_url, image=image)
         assert made.data is None
         assert made.ref is not None

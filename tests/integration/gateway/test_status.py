@@ -27,7 +27,8 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     answer = await stage.get("/readyz")
     assert (answer.status, answer.json["missing"]) == (503, ["denoiser"])
     assert answer.headers["Retry-After"] == "1"
-    await stage.router.announce(ready=False)
+    stage.router.ready = False
+    await stage.router.announce()
     answer = await stage.get("/readyz")
     missing = answer.json["missing"]
     assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"

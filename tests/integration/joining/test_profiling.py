@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +31,7 @@ from giornata_tools.cli.app import cli
 from giornata_tools.lora_profiler.probes import scenes
 from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
 from giornata_tools.lora_profiler.sessions import (
-    LoraProfileWatcher,
     ProfilerLogin,
-    ProfilerSession,
     connected,
     profiling,
 )
@@ -147,19 +144,13 @@ class Told:
 async def watching(painter: Painter, retry_s: float = HUNG_S) -> AsyncIterator[Told]:
     told = Told()
     async with connected(ProfilerLogin(painter.bench.nats_url), ProbeSetting(), scenes()[:1]) as session:
-        watch = LoraProfileWatcher(
-            *_parts(session), begin=lambda _: _unheard, ended=told.ended, retry_s=retry_s
-        )
-        task = asyncio.create_task(watch.run())
+        session.retry_s = retry_s
+        task = asyncio.create_task(session.watch(lambda _: _unheard, told.ended))
         try:
             yield told
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-def _parts(session: ProfilerSession) -> tuple[Any, Any, Any]:
-    return session.records, session.profiler, session.served
 
 
 def _unheard(_edits: int, _tried: object) -> None:

@@ -21,11 +21,13 @@ from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
+from giornata_lab.rehearsals.chaos.faults import wait_whole
 from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.warden import signal_group
 from tests import forked_programs
 from tests.e2e.live import kill_server
 from tests.patience import HUNG_S
@@ -84,10 +86,10 @@ async def test_a_frozen_process_is_missed_until_it_goes_on_and_others_are_ended_
     async with running(plan(tmp_path)) as stack:
         await stack.bring_up()
         one, other = stack.instances(ServiceName.LORA_STORE)
-        stack.process(other).freeze()
+        signal_group(stack.process(other).pid, signal.SIGSTOP)
         await stack.watch.until(lambda fleet: fleet.get(other) is None, HUNG_S, lambda _: "it is heard")
-        stack.process(other).thaw()
-        await stack.wait_whole(len(stack.servers), HUNG_S)
+        signal_group(stack.process(other).pid, signal.SIGCONT)
+        await wait_whole(stack, len(stack.servers), HUNG_S)
         assert stack.watch.fleet.get(other) is not None
 
         await stack.kill(one)
@@ -136,8 +138,8 @@ async def test_crashed_services_and_servers_come_back_and_it_is_whole_again(tmp_
         assert await stack.process(one).crash() == -signal.SIGKILL
         assert await stack.process(NATS).crash(signal.SIGTERM) == 0
         with pytest.raises(LaunchError, match="not whole"):
-            await stack.wait_whole(before, 0.01)
-        await stack.wait_whole(before, HUNG_S)
+            await wait_whole(stack, before, 0.01)
+        await wait_whole(stack, before, HUNG_S)
         assert set(stack.servers) == {NATS, VALKEY}
         assert stack.nats_url == nats_url
         kept, successor = stack.instances(ServiceName.LORA_STORE)

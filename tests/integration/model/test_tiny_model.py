@@ -13,7 +13,7 @@ from diffusers import FluxTransformer2DModel
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_tools.model.random.build import build
+from giornata_lab.model.random.build import build
 
 TEXT_TOKENS = 48
 CLIP_TOKENS = 77

@@ -105,10 +105,10 @@ async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | 
         model=card.name,
         model_digest=card.digest,
         parameters=parameters,
-        image=await blobs.put(f"{job_id}/image", image, 60),
-        mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, 60),
+        image=await blobs.put(f"{job_id}/image", image, HUNG_S),
+        mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, HUNG_S),
         budget_ms=HUNG_MS,
-        result_ttl_s=60,
+        result_ttl_s=HUNG_S,
         cfg_scale=cfg_scale(parameters, card),
     )
 
@@ -143,7 +143,7 @@ async def template_inputs(
         model=card.name,
         model_digest=card.digest,
         size="auto",
-        image=await blobs.put(f"t/{name}/image", image, 60),
+        image=await blobs.put(f"t/{name}/image", image, HUNG_S),
         created_s=1,
         expires_s=2,
     ).model_copy(update=changes)

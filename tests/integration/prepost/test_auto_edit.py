@@ -30,7 +30,7 @@ from tests.integration.prepost.asking import (
     inspected,
     png,
 )
-from tests.patience import HUNG_MS
+from tests.patience import HUNG_MS, HUNG_S
 
 MASKS = [np.zeros(SCENE.shape[:2], np.uint8) for _ in range(2)]
 MASKS[0][6:20, 8:22] = 255
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def whole(blobs: RedisBlobs, card: ModelCard) -> Job:
     """Both regions in one job."""
     job = await a_job(blobs, card, png(SCENE), png(MASKS[0] | MASKS[1]), **ASKED)
-    regions = [await blobs.put(f"{job.job_id}/region{i}", png(mask), 60) for i, mask in enumerate(MASKS)]
+    regions = [await blobs.put(f"{job.job_id}/region{i}", png(mask), HUNG_S) for i, mask in enumerate(MASKS)]
     return job.model_copy(update={"regions": tuple(regions)})
 
 
@@ -69,7 +69,7 @@ async def test_rows_are_those_of_edits_of_each_region_alone(
         for name, tensor in row.items():
             torch.testing.assert_close(tensor, expected[name], msg=name)
         latents = tensors.pack({"latents": row["image_latents"]})
-        decoded.append(await blobs.put(f"{job.job_id}/latents{index}", latents, 60))
+        decoded.append(await blobs.put(f"{job.job_id}/latents{index}", latents, HUNG_S))
         reply = await finished(caller, edit, alone, decoded[-1])
         picture = await blobs.get(reply.image)
     request = FinishRequest(

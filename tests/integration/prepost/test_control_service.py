@@ -25,6 +25,7 @@ from tests.integration.prepost.asking import (
     inspected,
     png,
 )
+from tests.patience import HUNG_S
 
 USES = (
     ControlUse(model="outline", digest="d", image=0),
@@ -40,7 +41,7 @@ async def controlled(
     blobs: RedisBlobs, model: ImageModel, uses: tuple[ControlUse, ...] = USES, **fields: Any
 ) -> Job:
     job = await a_job(blobs, model.card, png(SCENE), png(MASK), n=2, **fields)
-    image = await blobs.put(f"{job.job_id}/control", png(CONTROL), 60)
+    image = await blobs.put(f"{job.job_id}/control", png(CONTROL), HUNG_S)
     return job.model_copy(update={"controls": uses, "control_images": (image,)})
 
 

@@ -21,7 +21,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import GenerationParameters
 from giornata.wire.resolution import carried_out, fitted, resolve
 from tests.integration.prepost.asking import encoded, finished, inspected
-from tests.patience import HUNG_MS
+from tests.patience import HUNG_MS, HUNG_S
 
 FAMILY = Family.FLUX_INPAINT
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,7 +39,7 @@ def job_of(card: ModelCard, **fields: Any) -> Job:
         model_digest=card.digest,
         parameters=resolve(fitted(asked, card), card, seed=5),
         budget_ms=HUNG_MS,
-        result_ttl_s=60,
+        result_ttl_s=HUNG_S,
     )
 
 
@@ -61,7 +61,7 @@ async def test_a_job_without_image_is_measured_drawn_and_finished(
     first, second = [tensors.unpack(await blobs.get(row)) for row in encoding.rows]
     assert first.keys() == second.keys() == {"noise"}
     assert not torch.equal(first["noise"], second["noise"])
-    latents = await blobs.put("latents", tensors.pack({"latents": first["noise"]}), 60)
+    latents = await blobs.put("latents", tensors.pack({"latents": first["noise"]}), HUNG_S)
     file = await blobs.get((await finished(caller, job, inspection, latents)).image)
     picture = Image.open(BytesIO(file))
     assert (picture.format, picture.size, picture.mode) == ("WEBP", (64, 48), "RGB")

@@ -22,6 +22,7 @@ from tests.integration.prepost.asking import (
     png,
     template_inputs,
 )
+from tests.patience import HUNG_S
 
 UPRIGHT = np.ascontiguousarray(SCENE.transpose(1, 0, 2))
 FAMILY = Family.SDXL
@@ -86,7 +87,8 @@ async def test_a_text_encoder_that_sees_references_is_shown_them_in_order(
     """The prompt's text, and the empty one's that a template run of the same pictures reads."""
     plain, found = await a_job(blobs, card, png(SCENE), png(MASK)), []
     files = [
-        await blobs.put(f"{plain.job_id}/{nth}", png(each), 60) for nth, each in enumerate((UPRIGHT, SCENE))
+        await blobs.put(f"{plain.job_id}/{nth}", png(each), HUNG_S)
+        for nth, each in enumerate((UPRIGHT, SCENE))
     ]
     for given in ((), (files[0],), (files[0], files[1]), (files[1], files[0])):
         job = plain.model_copy(update={"references": given})

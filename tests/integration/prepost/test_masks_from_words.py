@@ -24,7 +24,7 @@ from giornata.wire.workers import ServiceState
 from giornata_prepost.checkpoint import open_model
 from tests.fakes.colours import CARD, ColourSegmenter
 from tests.integration.prepost.asking import configured, own_name, png, serving
-from tests.patience import HUNG_MS
+from tests.patience import HUNG_MS, HUNG_S
 
 SCENE = np.full((48, 80, 3), 200, np.uint8)
 SCENE[8:24, 4:30] = (255, 0, 0)
@@ -47,9 +47,11 @@ class Asking:
     async def mask(self, image: bytes | BlobRef = FILE, **fields: Any) -> MaskReply:
         folder = f"t/{secrets.token_hex(6)}/"
         request = MaskRequest(
-            image=image if isinstance(image, BlobRef) else await self._blobs.put(f"{folder}image", image, 60),
+            image=image
+            if isinstance(image, BlobRef)
+            else await self._blobs.put(f"{folder}image", image, HUNG_S),
             folder=folder,
-            ttl_s=60,
+            ttl_s=HUNG_S,
             remaining_ms=HUNG_MS,
             **({"prompt": "the red hats"} | fields),
         )

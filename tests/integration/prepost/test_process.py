@@ -39,7 +39,7 @@ async def masked(caller: bus.Bus, job: Job) -> MaskReply:
         prompt="a hat",
         threshold=0.01,
         folder=f"{job.job_id}/",
-        ttl_s=60,
+        ttl_s=HUNG_S,
         remaining_ms=HUNG_MS,
     )
     subject = subjects.prepost("mask", job.model)

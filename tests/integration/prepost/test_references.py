@@ -13,6 +13,7 @@ from giornata.wire.errors import UnsupportedImageFormat
 from giornata.wire.jobs import Job
 from giornata.wire.models import ModelCard
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png
+from tests.patience import HUNG_S
 
 WIDE = np.random.default_rng(5).integers(0, 256, (32, 70, 3), np.uint8)
 FAMILY = Family.FLUX2_KLEIN
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def with_references(blobs: RedisBlobs, job: Job, *files: bytes) -> Job:
-    refs = [await blobs.put(f"{job.job_id}/reference_{nth}", file, 60) for nth, file in enumerate(files)]
+    refs = [await blobs.put(f"{job.job_id}/reference_{nth}", file, HUNG_S) for nth, file in enumerate(files)]
     return job.model_copy(update={"references": tuple(refs)})
 
 

@@ -124,7 +124,9 @@ async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None
     assert rows[0]["noise"].shape == (24, 64)
     assert not torch.equal(rows[0]["noise"], rows[1]["noise"])
 
-    latents = await blobs.put(f"{job.job_id}/final", tensors.pack({"latents": rows[0]["image_latents"]}), 60)
+    latents = await blobs.put(
+        f"{job.job_id}/final", tensors.pack({"latents": rows[0]["image_latents"]}), HUNG_S
+    )
     reply = await finished(caller, job, inspection, latents)
     assert reply.decode_ms > 0
     assert reply.paste_ms > 0
@@ -157,7 +159,7 @@ async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: Mod
 async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     job = await a_job(blobs, card, png(SCENE), None)
     inspection = await inspected(caller, job)
-    latents = await blobs.put("latents", tensors.pack({"latents": torch.zeros(24, 64)}), 60)
+    latents = await blobs.put("latents", tensors.pack({"latents": torch.zeros(24, 64)}), HUNG_S)
     assert inspection.alpha is not None
     await blobs.delete(inspection.alpha)
     with pytest.raises(IntermediateLost) as lost:
@@ -188,7 +190,7 @@ async def test_a_blob_without_the_rows_latents(caller: Bus, blobs: RedisBlobs, c
     inspection = await inspected(caller, job)
     for wrong in ({"other": torch.zeros(24, 64)}, {"latents": torch.zeros(23, 64)}):
         with pytest.raises(InputLost):
-            await finished(caller, job, inspection, await blobs.put("wrong", tensors.pack(wrong), 60))
+            await finished(caller, job, inspection, await blobs.put("wrong", tensors.pack(wrong), HUNG_S))
 
 
 async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(

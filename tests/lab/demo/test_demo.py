@@ -29,7 +29,7 @@ async def test_a_gateway_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:
     out = StringIO()
     with told_to(Console(file=out, force_terminal=False)) as tell:
-        tell(EditProgress("preparing", 1))
+        tell(EditProgress(job_id="j", state="preparing", attempt=1))
         for step in (1, 2):
-            tell(EditProgress("running", 1, 0, step, 2))
+            tell(EditProgress(job_id="j", state="running", attempt=1, step=step, steps=2))
     assert out.getvalue().splitlines() == ["  preparing", "  running: step 1 of 2", "  running: step 2 of 2"]

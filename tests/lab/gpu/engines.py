@@ -19,6 +19,7 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine import edits
 
@@ -44,7 +45,7 @@ def template(of: ModelFamily, forms: frozenset[CacheForm], steps: int, bits: int
 
 def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, ratio: float = 0.1) -> Row:
     """A masked row; masks of two seeds are two places."""
-    return replace(
+    return changed(
         tiny_flux.row(of, replace(spec, grid=GRID)), region=_where(spec.seed, ratio), template=taken
     )
 

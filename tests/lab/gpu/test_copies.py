@@ -13,6 +13,7 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.lab.gpu.engines import FLOAT32, GRID, edit, family, finished, lagging, latents, template
 from tests.unit.denoiser.engine import edits
@@ -50,13 +51,13 @@ def test_corrections_come_over_the_copy_stream(device: torch.device) -> None:
     taken = template(of, KV, steps=ENTRIES)
     (teacher,) = rows_of(of, taken, "a")
     known = taught(of, teacher)
-    pupils = [replace(teacher, corrections=known)]
+    pupils = [changed(teacher, corrections=known)]
     wanted = latents(finished(of, pupils))["a"]
     untaught = latents(finished(of, [teacher], correction_bits=None))["a"]
     kept = [correction.pinned() for correction in known] if device.type == "cuda" else known
     for corrections in (known, tuple(kept)):
         with Loader() as loader:
-            row = replace(teacher, corrections=corrections)
+            row = changed(teacher, corrections=corrections)
             found = latents(finished(of, [row], lagging(device), loader=loader))["a"]
         torch.testing.assert_close(found, wanted, atol=FLOAT32, rtol=0)
     assert (wanted - untaught).abs().max() > 10 * FLOAT32, "corrections change something"
@@ -99,7 +100,7 @@ def test_a_template_recorded_beside_edits_is_the_one_recorded_alone(device: torc
     again = CachedTemplate("again", GRID, ended["run"].entries)
     (row,) = rows_of(of, taken, "b")
     wanted, found = (
-        latents(finished(of, [replace(row, template=each)], correction_bits=None))["b"]
+        latents(finished(of, [changed(row, template=each)], correction_bits=None))["b"]
         for each in (taken, again)
     )
     torch.testing.assert_close(found, wanted, atol=10 * FLOAT32, rtol=0)  # a level may round the other way
@@ -111,6 +112,6 @@ def taught(of: ModelFamily, row: Row) -> tuple[Correction, ...]:
     engine.batch.submit([row])
     report = engine.step()
     assert report is not None
-    corrections = report.advanced[0].corrections
+    corrections = report.advanced[0].reuse.corrections
     assert corrections is not None
     return corrections

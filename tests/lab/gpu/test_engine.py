@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.engines import BenchSetting, engine_with
 from giornata_lab.bench.compute.models import TINY, flux
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.lab.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, template
@@ -66,8 +64,8 @@ def test_rows_that_keep_padding_are_near_those_of_the_cpu(device: torch.device, 
         made = edit(
             of, template(of, frozenset({CacheForm.KV}), steps=3, bits=0), Spec("a", steps=5, padding_tokens=3)
         )
-        row = made if hit else replace(made, template=None, renewed_every=3)
-        found.append(latents(finished(of, [replace(row, keeps_padding=True)], correction_bits=8))["a"])
+        row = made if hit else changed(made, template=None, renewed_every=3)
+        found.append(latents(finished(of, [changed(row, keeps_padding=True)], correction_bits=8))["a"])
     assert (found[1] - found[0]).abs().max() < 0.05
 
 
@@ -93,7 +91,7 @@ def test_steps_give_the_device_work_without_waiting_for_it(cuda: torch.device) -
     engine.batch.submit(rows[:1])
     for _ in range(4):  # kernels are compiled, and the first row has its correction
         engine.step()
-    engine.batch.submit([replace(rows[1], template=None, region=None)])
+    engine.batch.submit([changed(rows[1], template=None, region=None)])
     torch.cuda.set_sync_debug_mode("error")
     try:
         reports = [engine.step() for _ in range(3)]

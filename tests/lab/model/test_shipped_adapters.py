@@ -19,6 +19,7 @@ from giornata_lab.model.adapters.__main__ import NAMES
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import Painter
 from giornata_lab.model.painting import controlled, edits, fill_pipeline
+from giornata_lab.model.random.text_encoders import TextEncoders
 from giornata_lab.model.scenes import SceneTask, sample
 from giornata_lab.model.train import control, export, lora, pool
 from giornata_lab.model.train.run import (
@@ -30,7 +31,6 @@ from giornata_lab.model.train.run import (
 )
 from giornata_prepost.loras.normalisation import normalise
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.random.text_encoders import TextEncoders
 
 LARGEST_BYTES = {card.AdapterKind.LORA: 500_000, card.AdapterKind.CONTROLNET: 4_000_000}
 LORAS = ("outlined", "swapped")

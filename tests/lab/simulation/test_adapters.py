@@ -129,9 +129,10 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
         ready = loras.ready_s(wanted, now)
         asked_for += len(wanted)
         alone = max(
-            sum(setting.hop_s(tier, lora.size_bytes) for tier in (None, Tier.MEMORY)) for lora in wanted
+            sum(setting.link(tier).takes_s(lora.size_bytes) for tier in (None, Tier.MEMORY))
+            for lora in wanted
         )
-        hops = (setting.hop_s(tier, size) for size in sizes.values() for tier in (None, Tier.MEMORY))
+        hops = (setting.link(tier).takes_s(size) for size in sizes.values() for tier in (None, Tier.MEMORY))
         queued = sum(hops) * len(asked)
         assert now <= ready <= now + alone + queued
 

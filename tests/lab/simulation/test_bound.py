@@ -15,7 +15,8 @@ from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import MaskShape, Workload
 from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.bound import PooledTask, most_on_time
-from giornata_lab.simulation.machines import FLUX_PICTURE, h800_flux
+from giornata_lab.simulation.jobs import PictureSetting
+from giornata_lab.simulation.machines import h800_flux
 from giornata_lab.simulation.options import BindingTime, RunOptions
 from giornata_lab.simulation.residency import TemplateSetting
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
@@ -58,7 +59,7 @@ def scenario(**fields: Any) -> Scenario:
     )
     kept = TemplateSetting(preloaded=("t0",))
     return replace(
-        Scenario((h800_flux(),) * 2, work, ArrivalSetting(40.0, 0.0), FLUX_PICTURE, kept), **fields
+        Scenario((h800_flux(),) * 2, work, ArrivalSetting(40.0, 0.0), PictureSetting(), kept), **fields
     )
 
 

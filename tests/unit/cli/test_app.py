@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from giornata_tools.checkout import LAB
 from giornata_tools.cli import app
-from giornata_tools.cli.app import COMMANDS, LAB, cli
+from giornata_tools.cli.app import COMMANDS, cli
 
 
 @pytest.fixture

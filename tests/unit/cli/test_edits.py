@@ -21,13 +21,12 @@ from giornata_gateway.views.jobs import (
     partial_image_event,
     progress_event,
 )
-from giornata_tools.clients.edits import EditProgress, PaintedPicture, Preview, StepCount, sentence
+from giornata_tools.clients.edits import EditProgress, StepCount, sentence
 from giornata_tools.clients.http import (
     CompletedData,
     EventReader,
     FailedEvent,
     PartialImage,
-    ProgressData,
     ServerEvent,
     read_event,
 )
@@ -36,16 +35,20 @@ from tests.contract.messages import INSPECTION, JOB, ROW
 RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=INSPECTION)
 
 
+def told(**fields: object) -> EditProgress:
+    return EditProgress.model_validate({"job_id": "j", "state": "running", "attempt": 1, **fields})
+
+
 def test_steps_of_all_pictures_are_counted_and_a_new_attempt_at_one_begins_anew() -> None:
     count = StepCount(2)
     assert (count.state, count.done, count.total) == ("sending", 0, 0)
-    count.hear(EditProgress("queued", 1))
+    count.hear(told(state="queued"))
     assert (count.state, count.total) == ("queued", 0)
-    count.hear(EditProgress("running", 1, 0, 3, 4))
-    count.hear(EditProgress("running", 1, 1, 2, 4))
+    count.hear(told(step=3, steps=4))
+    count.hear(told(index=1, step=2, steps=4))
     assert (count.done, count.total) == (5, 8)
-    count.hear(EditProgress("running", 2, 0, 1, 4))
-    count.hear(EditProgress("running", 1, 0, 4, 4))  # late
+    count.hear(told(attempt=2, step=1, steps=4))
+    count.hear(told(step=4, steps=4))  # late
     assert (count.done, count.total) == (3, 8), "the other picture's attempt goes on"
 
 
@@ -63,19 +66,16 @@ def test_a_code_of_a_newer_gateway_is_shown_as_it_is() -> None:
 
 def read(
     told: ToldEvent, sequence: int | None = None
-) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
+) -> EditProgress | PartialImage | CompletedData | FailedEvent | None:
     [event] = EventReader().feed(frame(told.type, told, sequence))
     return read_event(event.kind, event.data)
 
 
 def test_the_gateways_progress_is_read_back() -> None:
     step = StepEvent(job_id="j", attempt=2, index=1, step=3, steps=8)
-    told = read(progress_event(Task.EDIT, step), 5)
-    assert isinstance(told, ProgressData)
-    assert told.told() == EditProgress("running", 2, 1, 3, 8)
+    assert read(progress_event(Task.EDIT, step), 5) == told(attempt=2, index=1, step=3, steps=8)
     state = read(progress_event(Task.EDIT, StateEvent(job_id="j", attempt=1, state=JobState.PREPARING)))
-    assert isinstance(state, ProgressData)
-    assert state.told() == EditProgress("preparing", 1)
+    assert state == told(state="preparing")
 
 
 def test_the_gateways_pictures_are_read_back() -> None:
@@ -92,10 +92,11 @@ def test_the_gateways_pictures_are_read_back() -> None:
     )
     partial = read(partial_image_event(RECORD, event, 0))
     assert isinstance(partial, PartialImage)
-    assert partial.preview() == Preview(1, 0, 2, (1, 2, 30, 40), ".webp", b"preview")
+    assert (partial.index, partial.step, partial.box) == (1, 2, (1, 2, 30, 40))
+    assert (partial.partial_image_index, partial.format, partial.image) == (0, "webp", b"preview")
     completed = read(completed_event(RECORD, ROW, b"picture", "", 0))
     assert isinstance(completed, CompletedData)
-    assert completed.painted() == PaintedPicture(ROW.index, ROW.seed, b"picture")
+    assert (completed.index, completed.seed, completed.data) == (ROW.index, ROW.seed, b"picture")
     assert completed.job_id == JOB.job_id
     assert completed.size == f"{INSPECTION.output_width}x{INSPECTION.output_height}"
 
@@ -127,7 +128,7 @@ def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> N
     found = [event for piece in pieces for event in reader.feed(piece)]
     assert [event.kind for event in found] == ["image_edit.progress"] * 3
     assert [read_event(event.kind, event.data) for event in found] == [
-        ProgressData.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
+        EditProgress.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
     ]
 
 

@@ -52,17 +52,19 @@ def test_several_pictures_are_numbered() -> None:
         picture_files("-", 2)
 
 
-def test_a_preview_lies_beside_its_picture() -> None:
-    assert preview_file("to/a-1.png", 0, ".webp") == "to/a-1-preview-0.webp"
-
-
 FULL = "/dev/full"
 """A device on which every write fails for want of space."""
-PICTURES = tuple(PaintedPicture(index, 7 + index, b"picture %d" % index) for index in range(3))
+PICTURES = tuple(
+    PaintedPicture(index=index, seed=7 + index, data=b"picture %d" % index) for index in range(3)
+)
 
 
 def preview_of(index: int, data: bytes) -> Preview:
-    return Preview(index, 0, 1, (0, 0, 8, 8), ".webp", data)
+    return Preview(index=index, partial_image_index=0, step=1, box=(0, 0, 8, 8), format="webp", image=data)
+
+
+def test_a_preview_lies_beside_its_picture() -> None:
+    assert preview_file("to/a-1.png", preview_of(0, b"")) == "to/a-1-preview-0.webp"
 
 
 @pytest.fixture

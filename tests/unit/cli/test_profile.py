@@ -32,8 +32,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_options_and_threads_reach_the_profiler(ran: list[list[str]]) -> None:
     words = ["--model", "m", "--device", "cpu", "--torch-threads", "3", "-o", "p.json", "--quick"]
-    assert CliRunner().invoke(profile, words).exit_code == 7
-    assert ran == [["--model", "m", "--device", "cpu", "--dtype", "auto", "--out", "p.json", "--quick"]]
+    assert CliRunner().invoke(profile, [*words, "--least-r2", "0.8"]).exit_code == 7
+    flags = ["--model", "m", "--device", "cpu", "--dtype", "auto", "--out", "p.json", "--least-r2", "0.8"]
+    assert ran == [[*flags, "--quick"]]
     assert [os.environ[name] for name in THREADS] == ["3"] * 3
 
 

@@ -1,6 +1,6 @@
 """Kustomize's build, as far as ``deploy/kubernetes`` uses it: resources, components, namespace, images, and patches.
 
-Anything else in a kustomization is an error. ``test_kustomize.py`` holds it against Kustomize itself, where that is.
+Anything else in a kustomization is an error. ``test_kubernetes.py`` holds it against Kustomize itself, where that is.
 """
 
 from __future__ import annotations

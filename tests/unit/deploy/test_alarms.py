@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.unit.deploy.overlays import named
-from tests.unit.gateway.test_metric_names import EXPORTED, RATES, USED, metric_of
+from tests.unit.gateway.test_metrics import EXPORTED, RATES, USED, metric_of
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -130,21 +130,22 @@ def test_nodes_keep_comfyuis_contract(gateway: Gateway) -> None:
     assert inputs("GiornataEdit")["seed"][1]["max"] == 2**64 - 1, "as ComfyUI's own samplers have it"
 
 
-def test_lists_are_the_gateways_and_outlive_it(gateway: Gateway) -> None:
+def test_lists_are_the_gateways_and_outlive_it(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = ("GiornataEdit", "model"), ("GiornataControlNet", "controlnet"), ("GiornataLora", "lora")
     expected = [["(not set)", "fill"], ["(not set)", "outline"], ["(not set)", f"hats {LORA['id']}"]]
     assert [inputs(node)[name][0] for node, name in lists] == expected
     asked = len(gateway.asked)
     assert [inputs(node)[name][0] for node, name in lists] == expected
     assert len(gateway.asked) == asked, "one question serves while a page shows its nodes"
-    told = comfyui_nodes.load().nodes.gateway._lists
-    for path in told:
-        told[path] = (0.0, told[path][1])
+    monkeypatch.setattr(comfyui_nodes.load().nodes.gateway, "FRESH_S", 0.0)
     gateway.shutdown()
     gateway.server_close()
     assert [inputs(node)[name][0] for node, name in lists] == expected
-    told.clear()
-    assert inputs("GiornataEdit")["model"][0] == ["(not set)"], "a gateway that is down hides no node"
+
+
+def test_a_gateway_that_is_down_hides_no_node(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIORNATA_URL", "http://127.0.0.1:1")
+    assert inputs("GiornataEdit")["model"][0] == ["(not set)"]
 
 
 def test_a_request_names_what_was_set_alone(gateway: Gateway) -> None:

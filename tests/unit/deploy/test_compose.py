@@ -1,4 +1,4 @@
-"""Compose file, server configuration and dashboard agree with the code, as far as can be told unstarted."""
+"""Compose file, its variables, server configuration and dashboard agree with the code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import yaml
 from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
+from giornata_denoiser.config import DenoiserConfig
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.rules.tenants import is_loopback
@@ -25,6 +26,9 @@ from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers
 from giornata_tools.launcher.models import MASKS as MASK_MODEL
+from tests.present import present
+from tests.unit.deploy.overlays import CONFIGS, shared_settings
+from tests.unit.deploy.overlays import compose as composed
 
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -71,13 +75,12 @@ def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) 
     }
     config = GatewayConfig.model_validate(told)
     assert not is_loopback(config.host)
-    assert config.api_keys_file is not None
     [mount] = [volume for volume in gateway["volumes"] if not volume.startswith("nats-")]
     source, folder, mode = re.fullmatch(r"(\$\{.*\}):(.*):(.*)", mount).groups()  # type: ignore[union-attr]  # then it fails
     assert re.match(r"\$\{GIORNATA_KEYS_FOLDER:\?", source), (
         "nothing stands in for a folder that is not named"
     )
-    assert (folder, mode) == (str(config.api_keys_file.parent), "ro")
+    assert (folder, mode) == (str(present(config.api_keys_file).parent), "ro")
 
 
 def test_the_gateway_alone_reads_the_secret_of_webhooks_and_where_one_is_named(
@@ -134,8 +137,7 @@ def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], t
     assert all(volume == f"nats-{name}" for volume, name in folders.items())
     for service in ServiceName:
         assert password_file(tmp_path, NatsRole(service)) == tmp_path / service / "password"
-    listed = re.search(r"for name in (.+); do", (DEPLOY / "Dockerfile").read_text())
-    assert listed is not None
+    listed = present(re.search(r"for name in (.+); do", (DEPLOY / "Dockerfile").read_text()))
     assert sorted(listed[1].split()) == sorted(folders.values()), "the image's folders own the volumes"
     assert folders.keys() <= compose["volumes"].keys()
 
@@ -210,8 +212,7 @@ def test_the_model_that_ships_has_the_segmenter_that_ships_and_no_other_model_ha
     shipped = f"/app/{SEGMENTER.relative_to(DEPLOY.parent)}"
     prepost = compose["services"]["prepost"]
     assert MASK_MODEL not in prepost["environment"], "it would win over the file"
-    chosen = re.fullmatch(r"(.*)\$\{GIORNATA_MODEL:\+(.*)\}(.*)", prepost["env_file"][0])
-    assert chosen is not None
+    chosen = present(re.fullmatch(r"(.*)\$\{GIORNATA_MODEL:\+(.*)\}(.*)", prepost["env_file"][0]))
     unnamed, named = chosen[1] + chosen[3], chosen[1] + chosen[2] + chosen[3]
     assert masks_of(unnamed) == f"${{{MASK_MODEL}-{shipped}}}", "and none where it is set and empty"
     assert masks_of(named) == f"${{{MASK_MODEL}:-}}"
@@ -297,15 +298,13 @@ def test_servers_are_pinned_to_what_the_launcher_starts(
     compose: dict[str, Any], service: str, wheel: str
 ) -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
-    pinned = re.search(rf"^{wheel}==(\d+\.\d+\.\d+)", constraints, re.MULTILINE)
-    assert pinned is not None
+    pinned = present(re.search(rf"^{wheel}==(\d+\.\d+\.\d+)", constraints, re.MULTILINE))
     assert compose["services"][service]["image"].partition(":")[2] == f"{pinned[1]}-alpine"
 
 
 def test_each_server_keeps_its_store_where_its_user_may_write(compose: dict[str, Any]) -> None:
     """A volume takes the owner of the image's folder at which it is mounted first: NATS's image has none."""
-    made = re.search(r"/control \\\n +(.*?) /nats-users", (DEPLOY / "Dockerfile").read_text())
-    assert made is not None
+    made = present(re.search(r"/control \\\n +(.*?) /nats-users", (DEPLOY / "Dockerfile").read_text()))
     cluster = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
     for services, servers_ in ((compose, ["nats"]), (cluster, ["nats", "nats-2", "nats-3"])):
         mounted = dict(
@@ -401,3 +400,107 @@ def test_prometheus_scrapes_where_the_gateway_listens(compose: dict[str, Any]) -
         "port": int(port),
         "refresh_interval": "10s",
     }
+
+
+# Variables of the Compose file: those that it does not name, and those by which services share GPUs.
+
+
+PAGE = (DEPLOY.parent / "docs" / "deploy.md").read_text()
+VARIABLE = "GIORNATA_ENV_FILE"
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return composed()
+
+
+def block(kind: str) -> str:
+    """The first block of a kind in the page's section."""
+    section = PAGE.split("\n### Any other variable\n", 1)[1]
+    found = present(re.search(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
+    return found[1]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "profiler"])
+def test_every_service_is_told_what_the_operators_file_holds(services: dict[str, Any], variant: str) -> None:
+    *own, told = services[variant]["env_file"]
+    assert told == f"${{{VARIABLE}:-/dev/null}}", "Compose wants a file in any case"
+    assert bool(own) == (service_of(variant) == "prepost"), "what the operator says comes last, and wins"
+
+
+def test_the_pages_file_holds_variables_that_reach_a_service(services: dict[str, Any]) -> None:
+    """What `environment` names wins over the file: a line with such a name would do nothing by itself."""
+    lines = dict(line.split("=", 1) for line in block("ini").splitlines())
+    assert lines.pop(VARIABLE) == ".env", "relative to the folder of compose.yaml, where Compose looks for it"
+    assert lines
+    for name, value in lines.items():
+        field = name.removeprefix("GIORNATA_").lower()
+        readers = {service for service, kind in CONFIGS.items() if field in kind.model_fields}
+        assert readers, name
+        for variant in (one for one in VARIANTS if service_of(one) in readers):
+            assert name not in services[variant]["environment"]
+        for service in readers:
+            kind = CONFIGS[service]
+            kind.__pydantic_validator__.validate_assignment(kind.model_construct(), field, value)
+
+
+def test_the_pages_override_sets_variables_that_its_services_read(services: dict[str, Any]) -> None:
+    override = yaml.safe_load(block("yaml"))["services"]
+    assert override
+    for name, told in override.items():
+        assert told.keys() == {"environment", "volumes"}
+        folders = {mount.rpartition(":")[2] for mount in told["volumes"]}
+        for variable, value in told["environment"].items():
+            assert variable.removeprefix("GIORNATA_").lower() in CONFIGS[service_of(name)].model_fields
+            assert value in folders
+            assert variable not in services[name]["environment"]
+
+
+def test_variables_of_the_pages_are_read_by_a_service_or_named_by_compose() -> None:
+    """So that the file of variables is all that an operator needs."""
+    named = {
+        name
+        for page in ("slow-edits.md", "scale.md", "secure.md", "api-http.md")
+        for name in re.findall(r"`(GIORNATA_\w+[A-Z])", (DEPLOY.parent / "docs" / page).read_text())
+    }
+    assert named
+    head = (DEPLOY / "compose.yaml").read_text()
+    read = {f"GIORNATA_{name.upper()}" for name in shared_settings()}
+    assert {name for name in named if name not in head} <= read
+
+
+def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share() -> None:
+    written = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for variant in ("denoiser", "denoiser-gpu"):
+        service = written["services"][variant]
+        folder = service["environment"]["GIORNATA_DEVICE_CLAIMS"]
+        config = DenoiserConfig.model_validate({"model": "m", "device_claims": folder})
+        assert config.gpus_wanted == 1
+        assert f"devices:{folder}" in service["volumes"]
+    assert written["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
+        "NFS would lock for other hosts, too"
+    )
+    for variant in SECOND:
+        assert "GIORNATA_DEVICE_CLAIMS" not in written["services"][variant]["environment"], (
+            "it shares SECOND_GPU with its prepost, and with whoever is there"
+        )
+
+
+def test_services_on_gpus_state_what_they_need_where_all_see_it() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    computing = [name for name in services if name.startswith(("denoiser", "prepost", "controlnet"))]
+    on_gpus = [name for name in computing if name.endswith("-gpu")]
+    assert len(on_gpus) == 5
+    for name in computing:
+        folder = services[name]["environment"].get("GIORNATA_DEVICE_LEDGER")
+        assert folder == ("/devices" if name in on_gpus else None)
+        assert folder is None or f"devices:{folder}" in services[name]["volumes"]
+
+
+def test_what_triton_compiles_on_gpus_outlives_the_container_and_is_its_users() -> None:
+    written = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name in ("denoiser-gpu", "denoiser-second-gpu", "controlnet-gpu"):
+        folder = written["services"][name]["environment"]["TRITON_CACHE_DIR"]
+        [volume] = [mount for mount in written["services"][name]["volumes"] if mount.endswith(f":{folder}")]
+        assert volume.partition(":")[0] in written["volumes"]
+        assert f" {folder} " in (DEPLOY / "Dockerfile").read_text(), "the image's folder owns the volume"

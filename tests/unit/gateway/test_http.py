@@ -1,4 +1,4 @@
-"""HTTP around requests: what a proxy says of them, frames of streams, fields without effect, ids."""
+"""HTTP around requests: what a proxy says of them, frames of streams, fields without effect, ids, errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,26 @@ from openai._streaming import SSEDecoder
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from giornata.wire.errors import InvalidField
+from giornata.wire.errors import (
+    GiornataError,
+    InternalError,
+    InvalidField,
+    QueueFull,
+    ServiceUnavailable,
+    StorageFull,
+)
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.jobs import HEARTBEAT
 from giornata_gateway.http.requests import PublicOrigin, last_event_id, public_origin
-from giornata_gateway.http.responses import IGNORED, NAME_CHARACTERS, TOLD, frame, header_value, ignore
+from giornata_gateway.http.responses import (
+    IGNORED,
+    NAME_CHARACTERS,
+    TOLD,
+    error_answer,
+    frame,
+    header_value,
+    ignore,
+)
 from giornata_gateway.http.server import REQUEST_ID, _counted
 from giornata_gateway.views.jobs import ErrorDetail, ErrorEvent
 
@@ -160,3 +175,26 @@ async def test_a_request_has_its_id_though_its_client_has_left() -> None:
     with pytest.raises(ConnectionAbortedError):
         await _counted(request, answer)
     assert request[REQUEST_ID].startswith("req_")
+
+
+# Errors as HTTP answers: their status, and the headers that tell a client what to do.
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "after"),
+    [
+        (ServiceUnavailable(retry_after_s=2), 503, "2"),
+        (ServiceUnavailable(), 503, "1"),
+        (StorageFull(retry_after_s=0.2), 503, "1"),
+        (QueueFull(retry_after_s=6.1), 429, "7"),
+        (QueueFull(), 429, "1"),
+        (InternalError(), 500, None),
+    ],
+)
+def test_refusals_that_pass_tell_when_to_come_again(
+    error: GiornataError, status: int, after: str | None
+) -> None:
+    answer = error_answer(error, "job_1")
+    assert (answer.status, answer.headers.get("Retry-After")) == (status, after)
+    assert answer.text is not None
+    assert json.loads(answer.text)["error"]["code"] == error.code

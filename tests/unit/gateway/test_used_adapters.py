@@ -24,7 +24,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.rules.adapters import check_images, control_use, in_order, use_of
 from giornata_gateway.rules.forms import with_lists
 from giornata_router.fleet_reports import summary
-from tests.fakes.fleet import CARD
+from tests.fakes.fleet import CARD, state_of
 
 OUTLINE = ControlCard(name="outline", digest="o1", kind=ControlKind.FLUX, text_channels=32)
 UNION = ControlCard(
@@ -38,16 +38,7 @@ SERVED = {CARD.name: (OUTLINE, UNION), OTHER.name: (EDGES,)}
 def instance(
     name: str, service: ServiceName, card: ModelCard, *controlnets: ControlCard, draining: bool = False
 ) -> ServiceState:
-    return ServiceState(
-        service=service,
-        instance=name,
-        host="h",
-        version="1",
-        ready=True,
-        draining=draining,
-        models=(card,),
-        controlnets=controlnets,
-    )
+    return state_of(service, name, models=(card,), controlnets=controlnets, draining=draining)
 
 
 def told(*denoisers: ServiceState) -> dict[str, tuple[ControlCard, ...]]:
@@ -192,22 +183,22 @@ def test_a_job_keeps_what_rows_and_prepost_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "allowed", "within"),
-    [(LoraWait.BOUNDED, 0.25, 0.25), (LoraWait.BOUNDED, None, 0.0), (LoraWait.EXACT, 0.25, 0.0)],
+    ("wait", "allowed", "scale", "within"),
+    [
+        (LoraWait.BOUNDED, 0.25, 1.0, 0.25),
+        (LoraWait.BOUNDED, 0.25, 0.0, 0.25),
+        (LoraWait.BOUNDED, 0.25, 1.01, 0.0),
+        (LoraWait.BOUNDED, 0.25, -0.5, 0.0),
+        (LoraWait.BOUNDED, None, 1.0, 0.0),
+        (LoraWait.EXACT, 0.25, 1.0, 0.0),
+    ],
 )
-def test_rows_begin_without_it_where_the_request_and_the_record_allow_that(
-    wait: LoraWait, allowed: float | None, within: float
+def test_rows_begin_without_it_where_the_request_the_record_and_its_scale_allow_that(
+    wait: LoraWait, allowed: float | None, scale: float, within: float
 ) -> None:
+    """One that acts more strongly than its profile knows is waited for."""
     record = READY.model_copy(update={"joins_within": allowed})
-    assert use_of(AskedLora(id=ID), record, CARD, wait).joins_within == within
-
-
-@pytest.mark.parametrize(("scale", "within"), [(0.0, 0.25), (1.0, 0.25), (1.01, 0.0), (-0.5, 0.0)])
-def test_a_lora_that_acts_more_strongly_than_its_profile_knows_is_waited_for(
-    scale: float, within: float
-) -> None:
-    record = READY.model_copy(update={"joins_within": 0.25})
-    assert use_of(AskedLora(id=ID, scale=scale), record, CARD, LoraWait.BOUNDED).joins_within == within
+    assert use_of(AskedLora(id=ID, scale=scale), record, CARD, wait).joins_within == within
 
 
 def test_a_request_may_tell_the_step() -> None:

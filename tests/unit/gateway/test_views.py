@@ -1,16 +1,29 @@
+"""What the doors answer: jobs, models, templates, and whether the gateway is ready."""
+
 from __future__ import annotations
 
 import base64
 
 import pytest
 
-from giornata.families import Family
-from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.errors import (
+    BadRequest,
+    InvalidField,
+    JobCancelled,
+    ModelNotFound,
+    RowPoisoned,
+    ServiceUnavailable,
+    UnknownField,
+)
+from giornata.wire.jobs import BlobRef, Encoding, JobRecord, JobState, RowRecord
 from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.templates import TemplateRecord
 from giornata.wire.workers import ServiceName
+from giornata_gateway.http.requests import check_query, number_of
+from giornata_gateway.http.resources import MAX_WAIT_MS
+from giornata_gateway.rules.forms import RequestBody, read_template_form
 from giornata_gateway.views.catalog import choose_card, find_card, model_list, ready_view
 from giornata_gateway.views.jobs import (
     background_of,
@@ -20,12 +33,14 @@ from giornata_gateway.views.jobs import (
     images_answer,
     job_view,
 )
+from giornata_gateway.views.resources import TemplateList, page, template_view
+from tests.contract.messages import INSPECTION, JOB, TEMPLATE
+from tests.fakes.fleet import CARD
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
-INSPECTION = Inspection(
-    width=64, height=48, has_alpha=True, model_width=64, model_height=48, output_width=128, output_height=96,
-    tokens=12, compute_tokens=5, mask_ratio=0.4, template_key="t", prepared=BLOB,
-)  # fmt: skip
+SEEN = INSPECTION.model_copy(
+    update={"has_alpha": True, "output_width": 128, "output_height": 96, "compute_tokens": 5}
+)
 
 
 def record_of(
@@ -40,12 +55,9 @@ def record_of(
         strength=0.5,
         output_format=output_format,
     )
-    job = Job(
-        job_id="job_1", tenant="default", gateway="g", priority=Priority.BATCH, model="tiny", model_digest="d",
-        parameters=parameters, image=BLOB, budget_ms=1000, result_ttl_s=60,
-    )  # fmt: skip
+    job = JOB.model_copy(update={"parameters": parameters})
     encoding = Encoding(text=BLOB, text_tokens=48, rows=())
-    return JobRecord(job=job, state=state, attempt=2, rows=rows, inspection=INSPECTION, encoding=encoding)
+    return JobRecord(job=job, state=state, attempt=2, rows=rows, inspection=SEEN, encoding=encoding)
 
 
 def test_an_answer_has_the_completed_pictures_and_the_errors_of_the_others() -> None:
@@ -98,10 +110,7 @@ def test_steps_are_those_that_the_router_tells_and_the_slowest_picture_counts() 
 
 
 def card_of(name: str) -> ModelCard:
-    return ModelCard(
-        name=name, family=Family.FLUX_FILL, digest=name, vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
-        takes_guidance=False, takes_true_cfg=False, default_steps=4, default_guidance_scale=1, default_strength=1,
-    )  # fmt: skip
+    return CARD.model_copy(update={"name": name, "digest": name})
 
 
 def test_the_model_is_the_only_one_or_the_one_named() -> None:
@@ -144,3 +153,77 @@ def test_readiness_names_what_is_missing() -> None:
 def test_readiness_names_streams_that_are_nearly_full() -> None:
     view = ready_view({"one": card_of("one")}, [], ("s80",), draining=False)
     assert (view.ready, view.nearly_full) == (True, ["s80"])
+
+
+# Templates at the doors: forms, pages, queries.
+
+
+def record(number: int) -> TemplateRecord:
+    return TEMPLATE.model_copy(update={"template_id": f"template_{number}"})
+
+
+def test_a_registration_has_an_image_a_model_and_a_size() -> None:
+    form = read_template_form(RequestBody((("model", "tiny"), ("size", "128x96")), b"x", None))
+    assert (form.model, form.size) == ("tiny", "128x96")
+    assert read_template_form(RequestBody((), b"x", None)).size == "auto"
+    with pytest.raises(InvalidField, match="its edits bring masks") as refused:
+        read_template_form(RequestBody((), b"x", b"mask"))
+    assert refused.value.field == "mask"
+    with pytest.raises(InvalidField) as refused:
+        read_template_form(RequestBody((), b"x", None, control_images=(b"c",)))
+    assert refused.value.field == "control_image_0"
+    with pytest.raises(UnknownField, match="prompt"):
+        read_template_form(RequestBody((("prompt", "x"),), b"x", None))
+    with pytest.raises(InvalidField, match="twice"):
+        read_template_form(RequestBody((("size", "auto"), ("size", "auto")), b"x", None))
+    with pytest.raises(InvalidField) as refused:
+        read_template_form(RequestBody((("size", "large"),), b"x", None))
+    assert refused.value.field == "size"
+    with pytest.raises(InvalidField) as refused:
+        _ = RequestBody((), None, None).picture
+    assert refused.value.field == "image"
+
+
+def test_a_template_is_told_without_its_tenant() -> None:
+    view = template_view(TEMPLATE).model_dump(mode="json")
+    assert (view["id"], view["state"], view["bytes"], view["error"]["code"]) == (
+        "template_1", "recording", 512, "row_poisoned",
+    )  # fmt: skip
+    assert "tenant" not in view
+    assert template_view(TEMPLATE.model_copy(update={"error": None})).error is None
+    assert RowPoisoned.code == view["error"]["code"]
+
+
+def listed(records: list[TemplateRecord], after: str | None) -> TemplateList:
+    return page(TemplateList, template_view, records, "template_id", limit=2, after=after)
+
+
+def test_pages_follow_each_other_to_the_end() -> None:
+    records = [record(number) for number in range(5)]
+    first = listed(records, None)
+    assert ([view.id for view in first.data], first.has_more) == (["template_0", "template_1"], True)
+    second = listed(records, "template_1")
+    assert ([view.id for view in second.data], second.has_more) == (["template_2", "template_3"], True)
+    last = listed(records, "template_3")
+    assert ([view.id for view in last.data], last.has_more) == (["template_4"], False)
+    with pytest.raises(InvalidField, match="after"):
+        listed(records, "template_9")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "x", "101", "1e3", "\u0663", "9" * 40, "1" * 5000, "0" * 5000 + "1", "0000000001"]
+)
+def test_a_query_takes_whole_numbers_within_limits(text: str) -> None:
+    with pytest.raises(InvalidField, match="1 to 100"):
+        number_of({"limit": text}, "limit", 20, 100, least=1)
+    if len(text) > 9:
+        with pytest.raises(InvalidField, match="0 to 60000"):
+            number_of({"wait_ms": text}, "wait_ms", 0, MAX_WAIT_MS)
+
+
+def test_a_query_is_read_by_name() -> None:
+    assert number_of({"limit": "7"}, "limit", 20, 100) == 7
+    assert number_of({}, "limit", 20, 100) == 20
+    check_query(["limit"], "limit", "after")
+    with pytest.raises(BadRequest, match="page"):
+        check_query(["page"], "limit")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -41,6 +41,7 @@ from giornata_gateway.webhooks import (
     send,
 )
 from tests.patience import HUNG_S
+from tests.present import present
 
 POLICY: dict[str, Any] = {"most": 3, "first_s": 5.0}
 
@@ -51,13 +52,11 @@ def hook(name: str = "job", tenant: str = "alice", **fields: object) -> WebhookR
 
 
 def test_one_gateway_claims_it_for_longer_than_an_attempt_takes() -> None:
-    first = claimed(hook(), "told", 100.0)
-    assert first is not None
+    first = present(claimed(hook(), "told", 100.0))
     assert first.body == "told"
     assert claimed(first, "told", 100.0 + ATTEMPT_S) is None
     assert CLAIM_S > 2 * ATTEMPT_S
-    again = claimed(first, "other", 100.0 + CLAIM_S)
-    assert again is not None
+    again = present(claimed(first, "other", 100.0 + CLAIM_S))
     assert again.body == "told", "every attempt tells the same"
     assert claimed(hook(state=WebhookState.DEAD), "told", 100.0) is None
 
@@ -198,14 +197,9 @@ PRIVATE = (
 PUBLIC = ("1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::")
 
 
-@pytest.mark.parametrize("text", PRIVATE)
-def test_private_addresses_in_every_dress(text: str) -> None:
-    assert not may_connect(ipaddress.ip_address(text), (), plain=False)
-
-
-@pytest.mark.parametrize("text", PUBLIC)
-def test_public_addresses(text: str) -> None:
-    assert may_connect(ipaddress.ip_address(text), (), plain=False)
+@pytest.mark.parametrize("text", [*PRIVATE, *PUBLIC])
+def test_public_addresses_are_connected_to_and_private_ones_in_no_dress(text: str) -> None:
+    assert may_connect(ipaddress.ip_address(text), (), plain=False) == (text in PUBLIC)
 
 
 @given(st.ip_addresses(v=4))
@@ -268,41 +262,63 @@ async def test_over_plain_http_no_public_address_is_connected_to() -> None:
 
 KEY = "alice.job_1"
 HOOK = WebhookRecord(job_id="job_1", tenant="alice", url="https://example.org/", created_s=0, body="{}")
+LATER = HOOK.model_copy(update={"next_s": 1e12})
 DEAD = HOOK.model_copy(update={"state": WebhookState.DEAD})
+News = Sequence[tuple[str, WebhookRecord | None]]
 
 
-def desk_of(records: Any = None) -> WebhookService:
-    anything = cast("Any", records)
-    return WebhookService(
-        GatewayConfig(), anything, anything, anything, payload=lambda _: "", count=lambda _: None
-    )
+class Records:
+    """The bucket, which tells `news`, one in each turn of the loop; each claim finds that the record is gone."""
 
+    def __init__(self, news: News) -> None:
+        self.bucket, self.news = self, news
+        self.told, self.asked = asyncio.Event(), asyncio.Event()
 
-def test_webhooks_of_all_tenants_are_counted_by_state() -> None:
-    desk = desk_of()
-    desk._hooks = {"alice.job_1": HOOK, "bob.job_2": HOOK, "bob.job_3": DEAD}  # the bucket's news
-    assert {state: desk.kept(state) for state in WebhookState} == {"waiting": 2, "dead": 1}
-    desk._forgotten("bob.job_3")
-    assert desk.kept(WebhookState.DEAD) == 0
+    async def changes(self, _keys: str) -> AsyncIterator[tuple[str, WebhookRecord | None]]:
+        for one in self.news:
+            yield one
+            await asyncio.sleep(0)
+        self.told.set()
+        await asyncio.Event().wait()
 
-
-async def test_a_webhook_that_is_forgotten_as_it_is_to_be_sent_ends_nothing_else() -> None:
-    """Between the choice of a webhook and its task, the news that it was deleted may come."""
-    asked = asyncio.Event()
-
-    async def change(*_: object) -> WebhookRecord:
-        asked.set()
+    async def change(self, *_: object) -> WebhookRecord:
+        self.asked.set()
         raise WebhookNotFound
 
-    desk = desk_of(SimpleNamespace(change=change))
-    desk._hooks[KEY] = HOOK  # as the bucket tells of it
-    sending = asyncio.ensure_future(desk._send_all())  # what a gateway runs
-    asyncio.get_running_loop().call_soon(desk._forgotten, KEY)  # after the choice, before its task
-    async with asyncio.timeout(HUNG_S):
-        await asyncio.wait(
-            {sending, asyncio.ensure_future(asked.wait())}, return_when=asyncio.FIRST_COMPLETED
-        )
-    assert not sending.done(), "the gateway ends with it"
-    sending.cancel()
-    with suppress(asyncio.CancelledError):
-        await sending
+    @asynccontextmanager
+    async def listen(self, *_: object) -> AsyncIterator[None]:
+        """As the bus: no job ends."""
+        yield
+
+
+@asynccontextmanager
+async def following(folder: Path, *news: tuple[str, WebhookRecord | None]) -> AsyncIterator[Following]:
+    """A gateway that follows the bucket and sends."""
+    secret = folder / "secret"
+    secret.write_text("s" * LEAST_BYTES)
+    anything = cast("Any", records := Records(news))
+    desk = WebhookService(
+        GatewayConfig(webhook_secret_file=secret), anything, anything, anything,
+        payload=lambda _: "", count=lambda _: None,
+    )  # fmt: skip
+    async with asyncio.timeout(HUNG_S), desk.sending():
+        await records.told.wait()
+        yield desk, records
+
+
+Following = tuple[WebhookService, Records]
+
+
+@pytest.mark.parametrize(
+    ("more", "dead"), [((), 1), ((("bob.job_3", None),), 0)], ids=["three", "one is forgotten"]
+)
+async def test_webhooks_of_all_tenants_are_counted_by_state(tmp_path: Path, more: Any, dead: int) -> None:
+    hooks = (KEY, LATER), ("bob.job_2", LATER), ("bob.job_3", DEAD)
+    async with following(tmp_path, *hooks, *more) as (desk, _):
+        assert {state: desk.kept(state) for state in WebhookState} == {"waiting": 2, "dead": dead}
+
+
+async def test_a_webhook_that_is_forgotten_as_it_is_to_be_sent_ends_nothing_else(tmp_path: Path) -> None:
+    """Between the choice of a webhook and its task, the news that it was deleted may come."""
+    async with following(tmp_path, *[(KEY, HOOK), (KEY, None)] * 5) as (_, records):
+        await records.asked.wait()

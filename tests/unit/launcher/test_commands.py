@@ -17,6 +17,7 @@ from giornata.wire.subjects import has_anonymous
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up
+from giornata_tools.launcher import models
 from giornata_tools.launcher.models import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
@@ -161,6 +162,7 @@ def test_server_files_hold_what_durability_needs() -> None:
         "appendfsync no",
         "maxmemory-policy noeviction",
         'unixsocket "/v.sock"',
+        "set-proc-title no",
     } <= set(valkey)
 
 
@@ -204,6 +206,14 @@ def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
     assert builder_digest(builder) == one
     builder.write_text("b")
     assert builder_digest(builder) != one
+
+
+async def test_without_the_lab_no_random_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    with pytest.raises(LaunchError, match="giornata-lab, which is not installed"):
+        await choose({}, Family.SD, tmp_path, print)
 
 
 def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def f(n: Literal[1], flag: bool = True) -> int | None:
                    1)
     if flag:
         return False
+    flag = zip(n, strict=True)
     return None
 '''
     found = edits(source)
@@ -61,8 +63,12 @@ def f(n: Literal[1], flag: bool = True) -> int | None:
     assert all(ast.dump(ast.parse(applied(source, edit))) != ast.dump(ast.parse(source)) for edit in found)
 
 
-def test_a_seed_draws_the_same_faults_again_and_no_fault_twice() -> None:
-    drawn, again, other = (sample(8, seed, [*PURE][:2]) for seed in (7, 7, 8))
+def test_a_seed_draws_the_same_faults_again_and_no_fault_twice(tmp_path: Path) -> None:
+    """In a tree of one module and its tests: to read all tests takes seconds."""
+    for name in (PURE["job_records"].folder, "tests/unit/router/test_job_records.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    drawn, again, other = (sample(8, seed, ["job_records"], tmp_path) for seed in (7, 7, 8))
     assert drawn == again != other
     assert len({(one.file, one.text) for one in drawn}) == 8
     for one in drawn:

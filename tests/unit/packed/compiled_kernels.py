@@ -34,14 +34,14 @@ TYPES: Final = {
 
 def rows(kernel: Any, channels: int, *, one: bool) -> tuple[Any, dict[str, Any], int]:
     block = triton.next_power_of_2(channels)
-    return kernel, {"ONE": one, "CHANNELS": channels, "BLOCK": block}, kernels._warps(block)
+    return kernel, {"ONE": one, "CHANNELS": channels, "BLOCK": block}, kernels.warps(block)
 
 
 def rotate(heads: int, width: int, query: bool, value: bool, moves: bool) -> tuple[Any, dict[str, Any], int]:
     blocks = triton.next_power_of_2(heads), triton.next_power_of_2(width)
     what = {"HAS_QUERY": query, "HAS_VALUE": value, "MOVES": moves, "HEADS": heads, "WIDTH": width}
     constants = {**what, "HEAD_BLOCK": blocks[0], "WIDTH_BLOCK": blocks[1]}
-    return kernels._rotate, constants, kernels._warps(blocks[0] * blocks[1])
+    return kernels._rotate, constants, kernels.warps(blocks[0] * blocks[1])
 
 
 def gather(channels: int, aligned: int = kernels.ALIGNMENT) -> tuple[Any, dict[str, Any], int]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from giornata.packed.compute_set import PackedBatch, Region, make_region
 from giornata.packed.packing import make_layout
 from giornata.packed.sharding import AllToAllGroup, Shard, ShardedBatch, rotate_ranks, spread_evenly
+from tests.present import present
 
 SIZES = st.integers(1, 8)
 
@@ -132,8 +133,7 @@ def test_a_portion_of_a_region_follows_from_it_alone(cells: list[bool], size: in
         for others in ([], [Shape(3, [True] * 5)]):
             whole = batch([*others, Shape(2, cells)])
             own = ShardedBatch(Seat(rank, size), whole)
-            found = own.sequences.regions[-1]
-            assert found is not None
+            found = present(own.sequences.regions[-1])
             assert found.computed.tolist() == portion.region.computed.tolist()
             assert own.pictures[-1].tokens.tolist() == portion.tokens.tolist()
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.planning import plans
 from giornata.planning.plans import (
-    BatchRow,
-    LoadLink,
-    Modes,
-    RowBlocks,
     evaluate_modes,
     exact_modes,
     greedy_modes,
@@ -23,11 +22,12 @@ from giornata.planning.plans import (
     plan_each_alone,
     prefix_batch,
     scanned,
-    takes,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, BlockLoads, LoadLink, Modes, RowBlocks, takes
 from giornata.wire.values import BlockMode
 from tests.examples import examples
+from tests.present import present
 
 LINKS = st.builds(LoadLink, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
 BASES = st.sampled_from([0.0, 2.5])
@@ -144,8 +144,7 @@ def test_one_row_without_hidden_states_is_planned_as_well_over_two_steps(
     batch: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
     (row,) = batch
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     ends = {modes: finish_ms(row, modes, link, base_ms) for modes in every(row)}
     assert plan_batch(batch, link, base_ms).finish_ms == pytest.approx(min(ends.values()), rel=1e-9)
     candidates = scanned(prefixes, None, link, 0.0).computing_ms[0]
@@ -186,8 +185,7 @@ def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     batch: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
 ) -> None:
     """Rows of one template load the most of what each of them asks for, once, however different that is."""
-    prefixes = prefix_batch(batch)
-    assert prefixes is not None
+    prefixes = present(prefix_batch(batch))
     candidates = st.integers(0, 2 * prefixes.blocks)
     chosen = np.array([[data.draw(candidates)] for _ in batch])
     found = scanned(prefixes, chosen, link, base_ms)
@@ -225,15 +223,48 @@ def test_rows_of_one_template_load_once() -> None:
     assert together.slabs < apart.slabs or together.finish_ms < apart.finish_ms
 
 
-def test_a_row_takes_what_another_one_of_its_template_loads_anyway() -> None:
-    """Of two rows the second block of one takes entries that it would not load alone."""
-    first = blocks_of((7, 2, 0.5, 2, 7, True, True, True), (2, 2, 0.5, 3, 6, False, True, True))
-    second = blocks_of((5, 3, 2, 1, 7, True, True, True), (4, 4, 1, 0, 6, False, True, True))
-    rows, link = [BatchRow(first, "t"), BatchRow(second, "t")], LoadLink(slab_ms=1)
+@pytest.mark.parametrize(
+    ("first", "second", "templates"),
+    [
+        (
+            [(7, 2, 0.5, 2, 7, True, True, True), (2, 2, 0.5, 3, 6, False, True, True)],
+            [(5, 3, 2, 1, 7, True, True, True), (4, 4, 1, 0, 6, False, True, True)],
+            "tt",
+        ),
+        (
+            [(2, 1, 3, 2, 7, True, True, True), (6, 5, 2, 2, 6, False, True, True)],
+            [(4, 4, 2, 3, 0, True, True, True), (5, 4, 2, 0, 1, False, True, True)],
+            "tu",
+        ),
+    ],
+    ids=["takes what is loaded anyway", "meets what the other one takes and loads"],
+)
+def test_a_row_is_planned_beside_the_other_one(
+    first: Sequence[Block], second: Sequence[Block], templates: str
+) -> None:
+    """Of two rows of one template the second block of one takes entries that it would not load alone."""
+    rows = [BatchRow(blocks_of(*each), of) for each, of in zip((first, second), templates, strict=True)]
+    link = LoadLink(slab_ms=1)
     least = min(
         evaluate_modes(rows, modes, link).finish_ms for modes in product(every(rows[0]), every(rows[1]))
     )
     assert plan_batch(rows, link).finish_ms == least
+
+
+def test_planning_ends_with_a_change_that_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(wraps=scanned)
+    monkeypatch.setattr(plans, "scanned", asked)
+    row = equal_blocks(4, 10, 10, 2, 0, 4)
+    rows = [BatchRow(replace(row, hidden_kept=row.fresh), of) for of in "tu"]
+    assert plan_batch(rows, LoadLink(slab_ms=1)).slabs
+    assert 2 <= asked.call_count < plans.MOVES / 2
+
+
+def test_the_largest_entry_is_that_of_any_block_of_either_step() -> None:
+    none, some = BlockLoads.equal(2, hidden_kept=False), BlockLoads.equal(2, 3, 5)
+    assert none.largest_bytes == 0
+    assert none.then(some).largest_bytes == some.then(none).largest_bytes == 5
+    assert BlockLoads.equal(2, 5, 3).largest_bytes == 5
 
 
 def test_unequal_rows_and_unequal_modes_are_refused() -> None:

@@ -1,13 +1,26 @@
-"""The model's thread: one call at a time, those that finish an edit first, and no call for nobody."""
+"""The model's thread, and the texts that it encodes."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from giornata import tensors
+from giornata.blobs.store import MemoryBlobs
+from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import PromptTokens
+from giornata.wire.requests import EditParameters
+from giornata_prepost.encoding import MOST_TOKENS, SIZES, EmptyPromptCache, EncodingInputs, encode_job
+from giornata_prepost.families.protocol import SeenPictures
+from giornata_prepost.images.geometry import Size
 from giornata_prepost.worker_pools import CallPriority, ModelThread
 from tests.patience import HUNG_S
 
@@ -82,3 +95,97 @@ async def test_results_and_errors_come_back_to_their_caller(thread: ModelThread)
     assert results[0][0] == (3, 1)
     assert results[0][1] >= 0
     assert isinstance(results[1], ZeroDivisionError)
+
+
+# Texts: the empty prompt is encoded once, by size where that matters; a prompt may not be too long.
+
+
+class Encoder(SimpleNamespace):
+    """Counts what it encodes."""
+
+    def __init__(self, *, varies: bool) -> None:
+        super().__init__(text_varies_with_size=varies, asked=[])
+
+    def encode_text(self, prompt: str, size: Size, seen: SeenPictures) -> dict[str, Tensor]:
+        self.asked.append(size)
+        colours = (float(picture.mean()) for picture in seen)
+        return {"prompt_embeds": torch.tensor([float(len(prompt)), *size, *colours])}
+
+
+async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread) -> None:
+    model, blobs = Encoder(varies=False), MemoryBlobs()
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
+    one = await text.keep("alice", Size(64, 64))
+    assert await text.keep("alice", Size(64, 128)) == one
+    assert model.asked == [Size(64, 64)]
+    await blobs.delete(one)
+    again = await text.keep("alice", Size(64, 64))
+    assert await blobs.has(again)
+    assert len(model.asked) == 1, "what is gone is written again, not encoded again"
+
+
+async def test_the_sizes_used_last_are_remembered(thread: ModelThread) -> None:
+    model, blobs = Encoder(varies=True), MemoryBlobs()
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
+    first, *others = [Size(64, 64 * i) for i in range(1, SIZES + 2)]
+    refs = {size: await text.keep("alice", size) for size in (first, *others[:-1])}
+    assert len({ref.key for ref in refs.values()}) == SIZES
+    assert tensors.unpack(await blobs.get(refs[first]))["prompt_embeds"].tolist() == [0.0, 64.0, 64.0]
+    await text.keep("alice", first)
+    assert len(model.asked) == SIZES
+    await text.keep("alice", others[-1])  # pushes out the one that was used longest ago
+    await text.keep("alice", first)
+    assert len(model.asked) == SIZES + 1
+    await text.keep("alice", others[0])
+    assert len(model.asked) == SIZES + 2
+
+
+async def test_a_picture_that_is_seen_has_its_own(thread: ModelThread) -> None:
+    model, blobs, size = Encoder(varies=False), MemoryBlobs(), Size(4, 2)
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
+    black, white = (np.full((2, 4, 3), colour, np.uint8) for colour in (0, 255))
+    refs = [await text.keep("alice", size, [seen]) for seen in (black, white, black)]
+    assert [tensors.unpack(await blobs.get(ref))["prompt_embeds"][-1] for ref in refs] == [0, 255, 0]
+    assert len(model.asked) == 2
+    turned = await text.keep("alice", Size(2, 4), [black.reshape(4, 2, 3)])
+    assert turned.key not in {ref.key for ref in refs}, "equal pixels of another size are another picture"
+    beside = await text.keep("alice", size, [black, white])
+    assert tensors.unpack(await blobs.get(beside))["prompt_embeds"].tolist()[-2:] == [0, 255]
+    one, other = [
+        await text.keep("alice", size, [black, black.reshape(sides)]) for sides in ((1, 8, 3), (8, 1, 3))
+    ]
+    assert len({beside.key, one.key, other.key, *(ref.key for ref in refs)}) == 5
+
+
+def _model(encoder: Encoder) -> Any:
+    return encoder
+
+
+class CalledError(Exception):
+    """The text encoder was called."""
+
+
+class Reader:
+    """A model whose prompts are as long as they say."""
+
+    card = SimpleNamespace(name="wide", family="qwen-image-edit")
+    text_varies_with_picture = False
+
+    def prompt_tokens(self, prompt: str) -> PromptTokens:
+        return PromptTokens(given=2 * int(prompt), read=int(prompt))
+
+    def encode_text(self, *_: object) -> None:
+        raise CalledError
+
+
+@pytest.mark.parametrize(("read", "refused"), [(MOST_TOKENS, CalledError), (MOST_TOKENS + 1, InvalidField)])
+def test_a_prompt_of_which_too_much_would_be_read_never_reaches_the_text_encoder(
+    read: int, refused: type[Exception]
+) -> None:
+    model: Any = Reader()
+    parameters = EditParameters(prompt=str(read), seed=1, strength=1.0)
+    job: Any = SimpleNamespace(parameters=parameters, regions=(), cfg_scale=None)
+    with pytest.raises(refused) as caught:
+        encode_job(model, job, EncodingInputs(None), Size(64, 64))
+    if isinstance(caught.value, InvalidField):
+        assert (caught.value.field, caught.value.received) == ("prompt", f"{2 * read} tokens")

@@ -14,25 +14,11 @@ from safetensors.numpy import load
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError
-from giornata.wire.models import ModelCard
 from giornata_prepost.images.conditions import MAX_PIXELS, cropped, of_edit_plus, of_kontext, prepare
 from giornata_prepost.images.geometry import Size
+from tests.fakes.fleet import CARD
 
-CARD = ModelCard(
-    name="klein",
-    family=Family.FLUX2_KLEIN,
-    digest="0" * 64,
-    vae_scale_factor=8,
-    latent_channels=16,
-    max_text_tokens=48,
-    takes_guidance=True,
-    takes_true_cfg=False,
-    default_steps=4,
-    default_guidance_scale=1.0,
-    default_strength=1.0,
-    references=1,
-    max_references=4,
-)
+KLEIN = CARD.model_copy(update={"family": Family.FLUX2_KLEIN, "references": 1, "max_references": 4})
 PIXELS = 1 << 24
 
 
@@ -45,7 +31,7 @@ def file_of(width: int, height: int) -> bytes:
 
 def test_small_references_are_cut_to_tokens_around_their_middle() -> None:
     files = [file_of(70, 100), file_of(32, 16)]
-    found = prepare(files, CARD, PIXELS, PIXELS)
+    found = prepare(files, KLEIN, PIXELS, PIXELS)
     assert found.grids == ((6, 4), (1, 2))
     assert found.packed is not None
     kept = load(found.packed)
@@ -107,5 +93,5 @@ def test_a_reference_of_qwen_edit_plus_has_about_so_many_pixels(
 )  # fmt: skip
 def test_what_cannot_be_decoded_names_the_field(data: bytes, most: int, code: str) -> None:
     with pytest.raises(GiornataError) as raised:
-        prepare([data], CARD, most, most)
+        prepare([data], KLEIN, most, most)
     assert (raised.value.code, raised.value.field) == (code, "reference")

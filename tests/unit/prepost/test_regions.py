@@ -16,7 +16,7 @@ from skimage import measure
 from giornata.wire.errors import NothingFound, TooManyPixels, UnsupportedImageFormat
 from giornata_prepost.images import regions
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.masks import bounds, nearest
+from giornata_prepost.images.masks import bounds
 from giornata_prepost.images.pictures import decode
 from giornata_prepost.images.regions import (
     SAME_IOU,
@@ -175,11 +175,17 @@ def test_an_outline_stays_inside_its_box() -> None:
 @given(HEATS, st.integers(0, 30), st.integers(0, 30))
 def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, higher: int) -> None:
     size = Size(heat.shape[1] + wider, heat.shape[0] + higher)
-    for piece in connected_regions(HeatMap(heat), Size.of(heat), RegionCriteria(0.5, 4)):
-        one = regions._shown(piece, size, each=True)
-        whole = nearest(piece.mask, size)
+    with pytest.MonkeyPatch.context() as patched:  # found in fewer pixels than the picture has
+        patched.setattr(regions, "WORK_PIXELS", heat.size)
+        try:
+            masks = region_masks(HeatMap(heat), size, RegionCriteria(0.5, 1 << 10, each=True), "hats")
+        except NothingFound:
+            return
+    wholes = [shown(one.png or b"") for one in masks.regions]
+    for one, whole in zip(masks.regions, wholes, strict=True):
         assert (one.box, one.area) == (bounds(whole, 0), int(np.count_nonzero(whole)))
-        assert np.array_equal(shown(one.png or b""), whole)
+    assert np.array_equal(np.logical_or.reduce(wholes), shown(masks.png))
+    assert sum(one.area for one in masks.regions) == np.count_nonzero(shown(masks.png)), "none overlap"
 
 
 def test_a_large_picture_is_cut_out_in_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,12 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import QueueState, ServiceState, StoreRoom
 from giornata_lab.bench.systems.networks import plain
-from giornata_router.admission import GROWTH_BYTES, FinishTimeEstimator, QueueLimiter, may_come
+from giornata_router.admission import FinishTimeEstimator, QueueLimiter, may_come
 from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
 from giornata_tools.launcher.servers import MAX_FILE_STORE
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD, worker_costs
+from tests.present import present
 from tests.unit.router.test_prepost import prepost
 from tests.unit.scheduling.test_placement import DEMAND, telling, worker
 
@@ -95,8 +96,7 @@ def test_what_comes_before_is_waited_for() -> None:
     assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
     placement.assign("w", 1, "d1", DEMAND, 0)
     line.leave(next(iter(line)).key)
-    running = made.of(job("w"), 0, None)
-    assert running is not None
+    running = present(made.of(job("w"), 0, None))
     assert running.position == 0
     assert running.finish_ms == pytest.approx(STEPS * STEP_MS)
 
@@ -159,8 +159,7 @@ def test_an_edit_for_which_there_is_a_place_is_not_refused_for_the_work_of_those
 def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
     made, _, _ = forecasting(known(worker("d1")))
     made.admit(job("a", n=4, budget_ms=1000), 0)
-    forecast = made.of(job("a", n=4, budget_ms=1000), 0, 0)
-    assert forecast is not None
+    forecast = present(made.of(job("a", n=4, budget_ms=1000), 0, 0))
     assert forecast.finish_ms == pytest.approx(4 * STEPS * STEP_MS)
 
 
@@ -171,8 +170,7 @@ def test_who_waits_is_told_its_place() -> None:
     told = [made.of(job(f"w{i}"), 1, None) for i in range(3)]
     assert [t.position for t in told if t] == [0, 1, 2]
     assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
-    unplaced = made.of(job("new"), 1, 0)
-    assert unplaced is not None
+    unplaced = present(made.of(job("new"), 1, 0))
     assert unplaced.position == 3
     assert made.of(job("unknown"), 1, None) is None
 
@@ -186,15 +184,12 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     for verb, cost in took.items():
         stages.costs.observe(verb, DEMAND.model_digest, "default", 1.0, cost)
     line.join("w", DEMAND, SchedulingParams(), 0)
-    fresh, waiting = made.of(job("new"), 1, 0), made.of(job("w"), 1, None)
-    assert fresh is not None
+    fresh, waiting = present(made.of(job("new"), 1, 0)), made.of(job("w"), 1, None)
     assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
-    assert waiting is not None
-    assert waiting.finish_ms == pytest.approx(denoise_ms + 500.0)
+    assert present(waiting).finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.assign("w", 1, "d1", DEMAND, 0)
     line.leave(next(iter(line)).key)
-    running = made.of(job("w"), 1, None)
-    assert running is not None
+    running = present(made.of(job("w"), 1, None))
     assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.release("w", 1)
     decoded = JOB.model_copy(update={"job_id": "w", "model_digest": DEMAND.model_digest})
@@ -225,10 +220,8 @@ def test_a_picture_ends_later_while_its_decoding_waits_for_room() -> None:
         stages.leave(first, 0.0)
         assert stages.place(0.0)[0] == [(waits, "p1")]
         begun = made.of(job("w"), 0.0, None)
-    assert queued is not None
-    assert queued.finish_ms == pytest.approx(5000.0 + wait_ms)
-    assert begun is not None
-    assert begun.finish_ms == pytest.approx(5000.0)
+    assert present(queued).finish_ms == pytest.approx(5000.0 + wait_ms)
+    assert present(begun).finish_ms == pytest.approx(5000.0)
 
 
 def test_a_job_that_failed_while_it_was_decoded_promises_no_picture() -> None:
@@ -367,7 +360,8 @@ def test_however_small_its_share_a_tenant_has_one_place() -> None:
 
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-LIMIT = 1000 * GROWTH_BYTES
+RECORD_BYTES = 16 << 10
+LIMIT = 1000 * RECORD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -377,7 +371,7 @@ LIMIT = 1000 * GROWTH_BYTES
 def test_a_job_comes_while_all_before_it_can_write_their_ends(
     used: int, unfinished: int, comes: bool
 ) -> None:
-    room = StoreRoom(store="s", used_bytes=used * GROWTH_BYTES, limit_bytes=LIMIT)
+    room = StoreRoom(store="s", used_bytes=used * RECORD_BYTES, limit_bytes=LIMIT)
     assert may_come(room, unfinished) is comes
 
 

@@ -1,16 +1,25 @@
-"""What telemetry and the fleet's summary tell of workers: their speeds, waits in two digits, and whom to ask."""
+"""What telemetry tells of workers: in the fleet's summary, and for the plan of placement."""
 
 from __future__ import annotations
 
 import pytest
 
-from giornata.wire.workers import ServiceName, ServiceState, StepSample
-from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
-from tests.unit.scheduling.test_placement import row, telling, worker
-
-STEP = StepSample(
-    rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0.0, step_ms=0.0
+from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import TierKind
+from giornata.wire.loras import CanonicalLora, HostTier, LoraRecord, LoraState, StoredFile, TierChange
+from giornata.wire.workers import (
+    AdapterCounters,
+    RankPhase,
+    RankState,
+    ServiceName,
+    ServiceState,
+    Tier,
 )
+from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
+from giornata_router.lora_placement import REGISTERED_S, LoraCatalogue, observed
+from tests.fakes.fleet import STEP
+from tests.present import present
+from tests.unit.scheduling.test_placement import row, telling, worker
 
 
 def counted(steps_total: int, *steps_ms: float) -> ServiceState:
@@ -47,8 +56,7 @@ def test_a_report_counts_rows_and_leaves_their_lists_out() -> None:
     state = worker("d1", row("a", 0, 10), row("b", 0, 10))
     told = report(state, StepRates(), 0.0)
     assert (told.running_rows, told.waiting_rows, told.steps_per_s, told.step_ms) == (2, 0, None, None)
-    assert told.state.worker is not None
-    assert told.state.worker.running == ()
+    assert present(told.state.worker).running == ()
 
 
 @pytest.mark.parametrize(
@@ -80,3 +88,76 @@ def test_a_summary_names_two_gateways_that_take_requests() -> None:
     assert told.gateways == ("g1", "g2")
     assert told.ready == {ServiceName.DENOISER: 1, ServiceName.GATEWAY: 3}
     assert told.wait_ms == {"m": 1200.0}
+
+
+# What the plan of placement is made from.
+
+
+NOW_S = 10_000.0
+
+
+def record(
+    digest: str, size: int, *, created_s: int = 0, pinned: bool = False, tenant: str = "t"
+) -> LoraRecord:
+    return LoraRecord(
+        lora_id=f"lora_{digest}",
+        tenant=tenant,
+        created_s=created_s,
+        state=LoraState.READY,
+        pinned=pinned,
+        canonical=CanonicalLora(
+            file=StoredFile(sha256=digest, size_bytes=size), model_digest="d", rank=1, modules=1
+        ),
+    )
+
+
+def denoiser(name: str, limit: int = 100, *, ranks: int = 0, host: str | None = None) -> ServiceState:
+    adapters = AdapterCounters(memory_limit_bytes=limit)
+    each = RankState(device="cpu", phase=RankPhase.READY)
+    shown = telling(worker(name), adapters=adapters, lora_host=host, ranks=(each,) * ranks)
+    return shown.model_copy(update={"host": "machine"})
+
+
+def tiers() -> HostTiers:
+    known = HostTiers()
+    change = TierChange(number=1, sha256="a", size_bytes=5)
+    known.observe(
+        "i",
+        HostTier(
+            name="h", epoch=1, number=1, changes=(change,), budget_bytes=50, used_bytes=5, bytes_per_s=7.0
+        ),
+    )
+    return known
+
+
+def test_the_catalogue_is_what_is_ready_by_its_file() -> None:
+    failed = record("c", 3).model_copy(update={"state": LoraState.FAILED})
+    catalogue = LoraCatalogue.of(
+        [
+            record("a", 5, created_s=9),
+            record("a", 5, created_s=4, pinned=True, tenant="u"),
+            record("b", 6),
+            failed,
+        ]
+    )
+    assert catalogue == LoraCatalogue({"a": 5, "b": 6}, frozenset({"a"}), {"a": 4, "b": 0})
+
+
+def test_hosts_and_memories_of_workers_are_places() -> None:
+    catalogue = LoraCatalogue.of([record("a", 5), record("b", 6)])
+    here = {"a": Tier.DEVICE, "b": Tier.DISK, "unknown": Tier.MEMORY}
+    workers = [denoiser("w", host="h"), denoiser("old", 0), denoiser("pool", ranks=2)]
+    host, device, pool = observed(catalogue, tiers(), workers, lambda _: here, NOW_S).places
+    assert (host.name, host.kind, host.budget_bytes, host.held) == ("h", TierKind.HOST, 50, {"a": 5})
+    assert host.bytes_per_s == 7.0
+    assert (device.name, device.kind, device.host) == ("w", TierKind.DEVICE, "h")
+    assert (pool.name, pool.kind) == ("pool", TierKind.DEVICE), "its leader holds them for its ranks"
+    assert device.held == {"a": 5}
+
+
+def test_what_no_host_has_is_registered_for_a_while() -> None:
+    recent = int(NOW_S - REGISTERED_S / 2)
+    catalogue = LoraCatalogue.of(
+        [record("a", 5, created_s=recent), record("b", 6, created_s=recent), record("c", 7, created_s=1)]
+    )
+    assert observed(catalogue, tiers(), (), lambda _: {}, NOW_S).registered == {"b"}

@@ -31,6 +31,7 @@ from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 from giornata_router import job_records
 from giornata_router.job_records import UNWRITTEN_S, JobTimes, LiveJobRecord, StageTimer, leftovers
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
+from tests.present import present
 
 WHY = "the worker fell silent"
 TIMES = JobTimes(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
@@ -105,8 +106,7 @@ def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: lis
 
 def test_an_older_attempt_cannot_be_lost_or_taken_back() -> None:
     first = assigned(job_records.accepted(JOB), "d1")
-    free = job_records.taken_back(first, Assignment(1, "d1", (0,)))
-    assert free is not None
+    free = present(job_records.taken_back(first, Assignment(1, "d1", (0,))))
     second = assigned(free, "d2")
     assert lost(second, 1) is None
     assert job_records.taken_back(second, Assignment(1, "d1", (0,))) is None
@@ -115,8 +115,7 @@ def test_an_older_attempt_cannot_be_lost_or_taken_back() -> None:
 def test_attempts_side_by_side_are_lost_one_by_one() -> None:
     record = assigned(assigned(job_records.accepted(TWO), "d1", 0), "d2", 1)
     assert record.assignments == (Assignment(1, "d1", (0,)), Assignment(2, "d2", (1,)))
-    after = lost(record, 1)
-    assert after is not None
+    after = present(lost(record, 1))
     assert after.assignments == (Assignment(2, "d2", (1,)),)
     assert [row.failures for row in after.rows] == [1, 0]
 
@@ -176,21 +175,15 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
 
 
 @pytest.mark.parametrize("reuse", list(Reuse))
-def test_a_demand_tells_the_padding_of_edits_that_may_take_it(reuse: Reuse) -> None:
+def test_a_demand_tells_the_prefix_of_every_edit_and_the_padding_of_those_that_may_take_it(
+    reuse: Reuse,
+) -> None:
     parameters = JOB.parameters.model_copy(update={"reuse": reuse})
     record = job_records.accepted(JOB.model_copy(update={"parameters": parameters}))
-    padded = ENCODING.model_copy(update={"text_tokens": 48, "padding_tokens": 40})
-    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, padded).shapes
-    assert (shape.text, shape.padding) == (48, 40 if reuse is Reuse.AUTO else 0)
-
-
-@pytest.mark.parametrize("reuse", list(Reuse))
-def test_a_demand_tells_the_prefix_of_every_edit(reuse: Reuse) -> None:
-    parameters = JOB.parameters.model_copy(update={"reuse": reuse})
-    record = job_records.accepted(JOB.model_copy(update={"parameters": parameters}))
-    causal = ENCODING.model_copy(update={"text_tokens": 0, "prefix_tokens": 48})
-    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, causal).shapes
-    assert (shape.text, shape.prefix) == (0, 48)
+    told = {"text_tokens": 48, "padding_tokens": 40, "prefix_tokens": 7}
+    encoding = ENCODING.model_copy(update=told)
+    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, encoding).shapes
+    assert (shape.text, shape.padding, shape.prefix) == (48, 40 if reuse is Reuse.AUTO else 0, 7)
 
 
 @pytest.mark.parametrize(("scale", "sequences"), [(None, 1), (3.0, 2)])
@@ -305,8 +298,7 @@ def test_whoever_loses_too_many_attempts_is_told_how() -> None:
     record = job_records.accepted(JOB)
     for worker in ("d1", "d2"):
         record = assigned(record, worker)
-        after = lost(record, record.attempt, worker)
-        assert after is not None
+        after = present(lost(record, record.attempt, worker))
         record = after
     job_records.check_failures(record.rows, record.causes, 3)
     with pytest.raises(AttemptsExhausted) as caught:

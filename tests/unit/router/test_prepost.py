@@ -28,7 +28,7 @@ from giornata_router.prepost import (
     StagePlacement,
     Verb,
 )
-from tests.fakes.fleet import CARD
+from tests.fakes.fleet import CARD, state_of
 
 OTHER = CARD.model_copy(update={"digest": "e" * 64})
 """Another version of the same model."""
@@ -36,17 +36,9 @@ HEAVY, LIGHT = StageCost(images_ms=5000.0), StageCost(images_ms=10.0)
 
 
 def prepost(name: str, *, processes: int = 2, card: ModelCard = CARD, draining: bool = False) -> ServiceState:
-    return ServiceState(
-        service=ServiceName.PREPOST,
-        instance=name,
-        host="h",
-        version="1",
-        ready=not draining,
-        draining=draining,
-        models=(card,),
-        prepost=PrepostState(image_processes=processes),
-        answering=(),
-    )
+    shown = PrepostState(image_processes=processes)
+    how = {"ready": not draining, "draining": draining, "models": (card,), "prepost": shown, "answering": ()}
+    return state_of(ServiceName.PREPOST, name, **how)
 
 
 def placement(*states: ServiceState) -> StagePlacement:
@@ -317,9 +309,7 @@ def test_work_that_ended_long_ago_does_not_count() -> None:
 
 
 def telling(*answering: str, instance: str = "p1") -> ServiceState:
-    return ServiceState(
-        service=ServiceName.PREPOST, instance=instance, host="h", version="1", ready=True, answering=answering
-    )
+    return state_of(ServiceName.PREPOST, instance, answering=answering)
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SimPolicy, policy_of
 from tests.fakes.fleet import worker_costs
+from tests.present import present
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, telling, worker
 
 TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)
@@ -190,8 +191,7 @@ def test_rows_that_begin_without_their_loras_choose_by_loads_that_end_in_time_al
     assert finishes["a"] == finishes["b"] < finishes["c"]
     assert found["a"].load_ms > found["b"].load_ms > 0
     for load_weight in (0.0, 0.5):
-        chosen = finish_time(list(found.values()), late, load_weight)
-        assert chosen is not None
+        chosen = present(finish_time(list(found.values()), late, load_weight))
         assert chosen.instance == "b", "the rest decides among equals"
 
 
@@ -208,8 +208,7 @@ def test_a_small_delay_is_taken_for_an_adapter_that_is_held() -> None:
     assert 0 < least < 1
     free = [c._replace(capacity_rows=9) for c in (a, b)]
     for load_weight, expected in ((0.9 * least, "a"), (1.1 * least, "b")):
-        chosen = finish_time(free, asked, load_weight)
-        assert chosen is not None
+        chosen = present(finish_time(free, asked, load_weight))
         assert chosen.instance == expected
         assert policy_of(SimPolicy.FINISH_TIME, load_weight)(free, asked) == chosen
         late = replace(asked, within_ms=0.001)

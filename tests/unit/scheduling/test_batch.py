@@ -43,14 +43,6 @@ def test_rows_may_fill_a_step_to_its_last_token() -> None:
     assert names(batch.admit()) == ["a", "b"]
 
 
-def test_a_row_larger_than_the_capacity_runs_alone() -> None:
-    batch: RowBatch[Seat] = RowBatch(Capacity(rows=4, tokens=10))
-    batch.submit([seat("small"), seat("huge", 50), seat("next")])
-    assert names(batch.admit()) == ["small"]
-    batch.settle([], [RowKey("small", 1, 0)])
-    assert names(batch.admit()) == ["huge"]
-
-
 def test_a_saturated_batch_lets_a_background_row_in_now_and_then() -> None:
     batch: RowBatch[Seat] = RowBatch(Capacity(rows=1, tokens=10))
     batch.submit([seat(f"a{i}") for i in range(40)])

@@ -125,7 +125,7 @@ class World:
             known.assign(event.job, attempt, name, demand, self.now)
 
     def counted(self, known: Placement) -> dict[str, WorkerTotals]:
-        return {name: known._sum_up(known._workers[name]) for name in WORKERS}
+        return {name: known.totals(name) for name in WORKERS}
 
     def check(self) -> None:
         """Whatever was heard, nothing counts more than once, and what was given is known."""

@@ -29,6 +29,7 @@ from giornata.scheduling.queue import (
 from giornata.wire.jobs import Priority
 from giornata_lab.simulation.rock_kinds import JobKindModel, JobKindQueue
 from tests.lab.simulation.test_kinds import MODEL
+from tests.present import present
 
 
 def sorted_by_kind() -> JobKindQueue:
@@ -278,8 +279,7 @@ def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None
 def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> None:
     line = FairQueue()
     line.join("j", demand(3), SchedulingParams(), 0)
-    rest = serve(line, "j", 2)
-    assert rest is not None
+    rest = present(serve(line, "j", 2))
     assert (rest.demand.rows, len(line), line.models) == (1, 1, {("m", "d"): 1})
     back = line.join("j", demand(1, 20), SchedulingParams(), 1)
     assert [entry.key for entry in line.order(2)] == [rest.key, back.key]

@@ -26,7 +26,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_lab.bench.systems.networks import plain
-from tests.fakes.fleet import CARD, worker_costs
+from tests.fakes.fleet import CARD, state_of, worker_costs
 
 STEPS = 10
 EDGES = ControlCard(name="edges", digest="e" * 64, kind=ControlKind.FLUX, text_channels=8)
@@ -70,22 +70,15 @@ def worker(
     phases = [RankPhase.READY] * ready + [RankPhase.LOST] * lost
     ranks = tuple(RankState(device=f"cuda:{at}", phase=phase) for at, phase in enumerate(phases))
     pool = len(ranks) > 1
-    return ServiceState(
-        service=ServiceName.DENOISER,
-        instance=name,
-        host="h",
-        version="0",
-        ready=True,
-        models=(CARD,),
-        worker=WorkerState(
-            capacity_rows=16,
-            capacity_tokens=1 << 20,
-            running=tuple(rows),
-            cost_model=told or costs(*(DEGREES[1:] if pool else ())),
-            blocks=plain(1),
-            ranks=ranks if pool else (),
-        ),
+    shown = WorkerState(
+        capacity_rows=16,
+        capacity_tokens=1 << 20,
+        running=tuple(rows),
+        cost_model=told or costs(*(DEGREES[1:] if pool else ())),
+        blocks=plain(1),
+        ranks=ranks if pool else (),
     )
+    return state_of(ServiceName.DENOISER, name, models=(CARD,), worker=shown)
 
 
 def demand(tokens: int, within_s: float | None = None) -> JobDemand:
@@ -122,6 +115,14 @@ def test_a_large_job_goes_to_the_pool_that_keeps_its_deadline_and_breaks_none() 
     assert effects["others"].finish_ms <= 1500
     assert chosen(placement, asked) == "others", "its rows are delayed, but no deadline of theirs is broken"
     assert chosen(placement, demand(LARGE, within_s=9.0)) == "promised", "there is time after the promises"
+
+
+@pytest.mark.parametrize("ready", [1, 2, 8])
+def test_a_pool_is_as_fast_as_its_devices_of_now(ready: int) -> None:
+    now = worker("pool", ready=ready, lost=8 - ready)
+    assert predicted(fleet(worker("pool", ready=8), now), demand(LARGE)) == predicted(
+        fleet(now), demand(LARGE)
+    )
 
 
 def test_a_job_with_controlnets_goes_to_a_pool_that_has_them_or_where_there_is_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is among all queued jobs: tenants take turns by their shares, and none is remembered for ever."""
+"""Whose turn it is among all queued jobs, and which rows give way: tenants take turns by their shares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.queue import AGEING_S, FairShares, InFlightJobWindow, JobQueue, NextJob, QueuedJob
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import (
+    AGEING_S,
+    FairQueue,
+    FairShares,
+    InFlightJobWindow,
+    JobQueue,
+    NextJob,
+    QueuedJob,
+    SchedulingParams,
+)
+from giornata.scheduling.scheduler import find_yielding_attempt
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
+from tests.present import present
+from tests.unit.scheduling.test_placement import DEMAND, worker
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
@@ -28,8 +42,7 @@ def job(
 
 
 def serve(waiting: JobQueue, now: float = 0.0) -> str:
-    turn = waiting.next(now)
-    assert turn is not None
+    turn = present(waiting.next(now))
     waiting.serve(turn)
     return turn.job.job_id
 
@@ -58,13 +71,11 @@ def test_a_flood_of_batch_jobs_lets_interactive_ones_pass_and_ages() -> None:
     waiting.join(job("now", since_s=1.0))
     assert waiting.ahead(job("next")) == 1
     assert waiting.ahead(job("other", "b", BATCH)) == 2, "one is interactive, one of the other tenant"
-    turn = waiting.next(1.0)
-    assert turn is not None
+    turn = present(waiting.next(1.0))
     assert (turn.job.job_id, turn.yields) == ("now", False)
     assert serve(waiting, 1.0) == "now"
     late = AGEING_S + 1
-    turn = waiting.next(late)
-    assert turn is not None
+    turn = present(waiting.next(late))
     assert not turn.yields, "it has aged"
     for i in range(50):  # of the same tenant, and after all batch jobs have aged
         waiting.join(job(f"now{i}", since_s=late))
@@ -129,8 +140,7 @@ def test_every_job_is_served_once_in_its_flows_order_and_never_none_while_one_wa
             name = list(inside)[number % len(inside)]
             assert waiting.leave(name) == inside.pop(name)
         elif step == "serve" and inside:
-            turn = waiting.next(now)
-            assert turn is not None
+            turn = present(waiting.next(now))
             flow = [name for name, other in inside.items() if other.flow == turn.job.flow]
             assert turn.job.job_id == flow[0]
             if turn.job.priority is BATCH and turn.yields:
@@ -197,23 +207,19 @@ def test_batch_jobs_in_the_window_hold_up_no_interactive_one_and_aged_ones_are_n
     for one in jobs:
         waiting.join(one)
     for _ in range(2):
-        turn = waiting.next(0)
-        assert turn is not None
+        turn = present(waiting.next(0))
         assert window.has_room(turn)
         waiting.serve(turn)
         window.begin(turn)
-    third = waiting.next(0)
-    assert third is not None
+    third = present(waiting.next(0))
     assert not window.has_room(third)
     waiting.join(job("now"))
-    turn = waiting.next(0)
-    assert turn is not None
+    turn = present(waiting.next(0))
     assert window.has_room(turn)
     waiting.serve(turn)
     window.begin(turn)
     assert not window.has_room(third)
-    aged = waiting.next(AGEING_S)
-    assert aged is not None
+    aged = present(waiting.next(AGEING_S))
     assert window.has_room(aged)
     for one in (*jobs, turn.job):
         window.end(one)
@@ -317,3 +323,67 @@ def test_it_is_the_rule_word_by_word(done: list[tuple[str, str, int]], weights: 
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:  # rounding may decide between equal tags
             assert shares.tag(found) == pytest.approx(shares.tag(expected))
+
+
+# Which rows give way: those of the tenant that has most, to one that has fewer and finds no room.
+
+
+class Scene:
+    """One worker with four places, and who has them."""
+
+    def __init__(self, **tenants: int) -> None:
+        self.placement, self.line = Placement(), FairQueue()
+        self.placement.observe(worker("d1"), 0)
+        self.claims: dict[Attempt, SchedulingParams] = {}
+        for tenant, rows in tenants.items():
+            for number in range(rows):
+                self.give(f"{tenant}{number}", SchedulingParams(tenant=tenant))
+
+    def give(self, job: str, claim: SchedulingParams) -> None:
+        self.placement.assign(job, 1, "d1", DEMAND, 0)
+        self.claims[job, 1] = claim
+
+    def asked(self, claim: SchedulingParams, now: float = 0.0) -> Attempt | None:
+        key = self.line.join("waits", DEMAND, claim, 0).key
+        try:
+            return find_yielding_attempt(self.line, self.placement, self.claims, now)
+        finally:
+            self.line.leave(key)
+
+
+def test_the_first_row_of_the_tenant_that_has_most_gives_way() -> None:
+    scene = Scene(alice=3, bob=1)
+    assert scene.asked(SchedulingParams(tenant="carol")) == ("alice0", 1)
+    assert scene.asked(SchedulingParams(tenant="bob")) == ("alice0", 1)
+
+
+def test_nobody_gives_way_to_who_would_have_more_than_the_others() -> None:
+    scene = Scene(alice=2, bob=2)
+    assert scene.asked(SchedulingParams(tenant="alice")) is None
+    assert scene.asked(SchedulingParams(tenant="bob")) is None
+    assert scene.asked(SchedulingParams(tenant="carol")) is not None
+
+
+def test_nobody_gives_way_while_there_is_room() -> None:
+    assert Scene(alice=3).asked(SchedulingParams(tenant="carol")) is None
+
+
+def test_weights_decide_who_has_more() -> None:
+    scene = Scene()
+    for number in range(4):
+        scene.give(f"alice{number}", SchedulingParams(tenant="alice", weight=8.0))
+    assert scene.asked(SchedulingParams(tenant="bob", weight=1.0)) is None
+    assert scene.asked(SchedulingParams(tenant="bob", weight=4.0)) == ("alice0", 1)
+
+
+def test_interactive_rows_give_way_to_a_batch_job_that_has_waited() -> None:
+    scene = Scene(alice=4)
+    assert scene.asked(SchedulingParams(BATCH, "bob"), AGEING_S - 1) is None
+    assert scene.asked(SchedulingParams(BATCH, "bob"), AGEING_S) == ("alice0", 1)
+
+
+def test_batch_rows_give_way_to_another_tenant_s_batch_job() -> None:
+    scene = Scene()
+    for number in range(4):
+        scene.give(f"alice{number}", SchedulingParams(BATCH, "alice"))
+    assert scene.asked(SchedulingParams(BATCH, "bob")) == ("alice0", 1)

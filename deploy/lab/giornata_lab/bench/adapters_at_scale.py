@@ -25,8 +25,8 @@ from giornata.scheduling.queue import TenantJobOrder
 from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.bench import harness
 from giornata_lab.bench.systems.networks import PLAIN
+from giornata_lab.cli.workload import read_trace
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen import traces
 from giornata_lab.loadgen.traces import TraceLine
 from giornata_lab.loadgen.workload import (
     AdapterSizes,
@@ -256,9 +256,7 @@ def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
     usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0)
     settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
     if options.gentd26:
-        folder = Path(options.gentd26)
-        timed, adapted = ((folder / name).read_text("utf-8") for name in (traces.TIMED, traces.ADAPTED))
-        settings[TRACE] = replace(usual, lines=tuple(traces.read_gentd26(timed, adapted)))
+        settings[TRACE] = replace(usual, lines=tuple(read_trace(Path(options.gentd26))))
     return settings
 
 

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
@@ -18,6 +17,7 @@ import torch
 
 from giornata_lab.loadgen.charts import Chart
 from giornata_lab.loadgen.drawing import figure, svg
+from giornata_tools.provenance import installed
 from giornata_tools.terminal import show, table
 
 OUT = Path(os.environ.get("GIORNATA_BENCH_OUT", "out/bench"))
@@ -101,7 +101,7 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in packages},
+        "versions": {name: installed(name) for name in packages},
         "accelerator": accelerator(),
     }
 
@@ -167,14 +167,6 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
-
-
-def _version(name: str) -> str | None:
-    """None where a package is missing, which some benchmarks do without."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu_name() -> str:

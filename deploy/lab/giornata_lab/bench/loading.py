@@ -23,13 +23,7 @@ from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
-from giornata.planning.plans import (
-    BatchPlanner,
-    greedy_modes,
-    plan_batch,
-    plan_each_alone,
-    uniform_modes,
-)
+from giornata.planning.plans import BatchPlanner, greedy_modes, plan_batch, plan_each_alone, uniform_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
@@ -43,7 +37,7 @@ from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting, Known, engine_with
 from giornata_lab.bench.compute.models import described
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from giornata_lab.bench.harness import compared, wait_for, write
 from giornata_lab.bench.options import rows_of, shared
@@ -95,6 +89,8 @@ class LoadingScene:
     rows: Rows
     row: Row
     entries: tuple[Entry, ...]
+    every_form: Entry
+    """Of the first step, with all that a template can keep: what a block takes in each mode is measured with it."""
 
     @property
     def blocks(self) -> int:
@@ -167,7 +163,7 @@ def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_b
         rate_bytes_s: of its loader.
     """
     template = CachedTemplate("loading", scene.row.grid, scene.entries)
-    row = replace(scene.row, template=template)
+    row = changed(scene.row, template=template)
     predicted_ms = 0.0
     with engine_with(
         scene.rows.family,
@@ -213,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[dict[str, Any]] = []
     block_ms: dict[float, dict[str, float]] = {}
     for load in options.loads:  # costs anew each time: machines grow warm
-        costs = block_costs(scene.rows.family, scene.row, _loaded(scene, scene.entries[0]), options.repeats)
+        costs = block_costs(scene.rows.family, scene.row, _loaded(scene), options.repeats)
         block_ms[load] = {str(mode): round(costs.mean_ms(mode), 3) for mode in BlockMode}
         lines += _compared(scene, costs, load, options)
     workload = {
@@ -230,25 +226,31 @@ def _scene(rows: Rows, options: SimpleNamespace) -> LoadingScene:
     """A masked row, and the entries of a run of its template over its own noise levels."""
     edit = WorkloadEdit(0, 0, options.mask, 0.5, 0.5, options.steps)
     row = rows.row(replace(edit, ratio=1.0), reuse=False)
-    recording = RecordingSpec(frozenset(map(CacheForm, options.forms)), DEFAULT.bits)
+    kept, every = (
+        RecordingSpec(frozenset(forms), DEFAULT.bits) for forms in (map(CacheForm, options.forms), CacheForm)
+    )
+    _, every_form = _recorded(rows, row, every)
     entries = []
     for _ in range(options.steps):
-        recorder = EntryRecorder(row.level, rows.family.depth, recording)
-        use = BlockInputs(recorder=recorder)
-        (made,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
-        entries.append(recorder.entry())
-        row = row.advanced(made.latent)
-    return LoadingScene(rows, rows.masked(edit), tuple(entries))
+        row, entry = _recorded(rows, row, kept)
+        entries.append(entry)
+    return LoadingScene(rows, rows.masked(edit), tuple(entries), every_form)
 
 
-def _loaded(scene: LoadingScene, entry: Entry) -> Slabs:
-    """Slabs on the device, of every form that there is."""
-    slabs = scene.slabs(entry)
-    for block, kept in enumerate(entry.blocks):
-        if kept.key is not None:
-            slabs.keys_values(block)
-        if kept.hidden is not None:
-            slabs.hidden(block)
+def _recorded(rows: Rows, row: Row, recording: RecordingSpec) -> tuple[Row, Entry]:
+    """The row after a step in full, and what was kept of the step."""
+    recorder = EntryRecorder(row.level, rows.family.depth, recording)
+    use = BlockInputs(recorder=recorder)
+    (made,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
+    return row.advanced(made.latent), recorder.entry()
+
+
+def _loaded(scene: LoadingScene) -> Slabs:
+    """Slabs on the device, of every form."""
+    slabs = scene.slabs(scene.every_form)
+    for block in range(scene.blocks):
+        slabs.keys_values(block)
+        slabs.hidden(block)
     return slabs
 
 
@@ -256,7 +258,7 @@ def _compared(
     scene: LoadingScene, costs: BlockCosts, load: float, options: SimpleNamespace
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
-    size = scene.slabs(scene.entries[0]).load_bytes(0, BlockMode.KV)
+    size = scene.slabs(scene.every_form).load_bytes(0, BlockMode.KV)
     rate = size / (load * costs.mean_ms(BlockMode.KV) / 1e3)
     weights = linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     found: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}

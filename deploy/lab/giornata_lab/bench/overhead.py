@@ -37,11 +37,11 @@ from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.harness import Measurement, measured, write
 from giornata_lab.bench.router_decision import decisions, fleet
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
+from giornata_lab.model.random.build import build
 from giornata_lab.simulation.baselines import SimPolicy
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan, socket_folder
 from giornata_tools.launcher.stack import running
-from giornata_tools.model.random.build import build
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""

@@ -27,12 +27,14 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
-from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from giornata_lab.bench.compute.bench_model import BenchModel, Request, held_out
 from giornata_lab.bench.compute.engines import BenchSetting, Teacher
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.harness import write
 from giornata_lab.flags import option, parsed
 from giornata_lab.quality import metrics
 from giornata_prepost.images.pictures import Pixels
+from giornata_tools.lora_profiler.probes import box_of
 from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
@@ -82,7 +84,7 @@ class Comparison:
         how = ReuseOptions(correction_bits=switches.correction_bits)
         if switches.teacher is not Teacher.ITSELF:
             taught = model.corrections(self._rows(self._teachers(switches.teacher), switches), how)
-            rows = [replace(row, corrections=known) for row, known in zip(rows, taught, strict=True)]
+            rows = [changed(row, corrections=known) for row, known in zip(rows, taught, strict=True)]
         pictures = [model.decode(row) for row in model.run(rows, how)]
         return {
             **_named(switches),
@@ -102,7 +104,7 @@ class Comparison:
         model = self._model
         own_noise = self._off and switches.renewed_every  # as a miss has it
         rows = [
-            replace(
+            changed(
                 model.edit(request, None if own_noise else switches.halo),
                 region=model.region(request, switches.halo),
                 keeps_padding=switches.keeps_padding,
@@ -112,9 +114,9 @@ class Comparison:
         if switches.renewed_every:
             every = switches.renewed_every
             later = refresh_offset(0, model.steps, every)
-            return [replace(row, renewed_every=every, renewed_later=later) for row in rows]
+            return [changed(row, renewed_every=every, renewed_later=later) for row in rows]
         return [
-            replace(row, template=template, tolerance=ANYWHERE)
+            changed(row, template=template, tolerance=ANYWHERE)
             for row, template in zip(rows, self._recorded(switches), strict=True)
         ]
 
@@ -181,7 +183,7 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
 
 def _cost(row: Row, switches: BenchSetting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
-    text, padding, steps = row.prompts[0].joint_tokens, row.padding[0], row.steps
+    text, padding, steps = row.inputs.prompts[0].joint_tokens, row.padding[0], row.steps
     full, masked = text + row.image_tokens, text + row.computed_tokens
     if switches.renewed_every:
         whole = math.ceil(steps / switches.renewed_every)

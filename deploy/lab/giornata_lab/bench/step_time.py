@@ -31,7 +31,7 @@ from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.batches import tera_operations
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.models import described
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.workload import WorkloadEdit, operation_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import family_option, padding_option, rows_of, shared
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         denoise_step(family, assembly, [whole], [BlockInputs(recorder=recorder)])
         template = CachedTemplate(form, whole.grid, (recorder.entry(),))
         for ratio, row in masked.items():
-            steps[str(form), ratio] = _prepared(rows, replace(row, template=template))
+            steps[str(form), ratio] = _prepared(rows, changed(row, template=template))
     times = in_turns(steps, options.repeats, clock=clock_of(options), device=family.device)
     lines = [
         _line(family, form, mode, ratio, row, times)
@@ -102,9 +102,9 @@ def _edit(ratio: float) -> WorkloadEdit:
 def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
     """A step whose slabs are kept from call to call, as an engine does."""
     family = rows.family
-    if row.region is None or row.template is None:
+    if row.region is None or row.reuse.template is None:
         raise ValueError("the row takes from no template")
-    (entry,) = row.template.entries
+    (entry,) = row.reuse.template.entries
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
     use = BlockInputs(CachedTokens(entry.modes, slabs))
     assembly = assemble(family, [row])

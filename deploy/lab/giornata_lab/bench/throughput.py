@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.engines import BenchSetting
 from giornata_lab.bench.compute.models import autoencoder, described
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.static_batching import (
     KLEIN,
     KleinStaticBatching,
@@ -185,7 +184,7 @@ def _engine(
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
     if missed:
         every = [refresh_interval(row.steps, RENEW_STEPS) for row in made]
-        made = [replace(row, template=None, renewed_every=n) for row, n in zip(made, every, strict=True)]
+        made = [changed(row, template=None, renewed_every=n) for row, n in zip(made, every, strict=True)]
     if taught:
         with engines.engine_with(rows.family, rows=batch, **how) as engine:
             made = engines.taught(engine, made)

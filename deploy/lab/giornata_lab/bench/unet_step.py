@@ -25,24 +25,15 @@ from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
+from giornata_lab.bench.compute.families import FAMILIES
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture
 from giornata_lab.bench.compute.workload import operation_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.flags import Several, option, parsed
 
-WIDE: Final[Mapping[str, Any]] = {"layers_per_block": 2, "norm_num_groups": 32, "cross_attention_dim": 768}
 SHAPES: Final[Mapping[str, tuple[str, int, Mapping[str, Any]]]] = {
-    "sdxl": (
-        "xl",
-        128,
-        {
-            **WIDE,
-            "block_out_channels": (96, 192, 384),
-            "transformer_layers_per_block": (1, 2, 4),
-            "attention_head_dim": (3, 6, 12),
-        },
-    ),
-    "sd": ("sd", 64, {**WIDE, "block_out_channels": (96, 192, 384, 384), "attention_head_dim": 8}),
+    "sdxl": ("xl", 128, FAMILIES["sdxl"].mid),
+    "sd": ("sd", 64, FAMILIES["sd"].mid),
     "tiny": ("xl", 32, {}),
 }
 """Name → kind, latent pixels a side of a picture, configuration: SDXL and Stable Diffusion with fewer channels."""

@@ -20,7 +20,7 @@ import click
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
 from giornata_lab.cli import workload
-from giornata_lab.cli.workload import read_trace
+from giornata_lab.cli.workload import counting, read_trace
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.driver import ApiDialect, ImagesApi, drive, open_images_api
 from giornata_lab.loadgen.outcomes import RequestOutcome, figures
@@ -35,14 +35,14 @@ from giornata_lab.loadgen.workload import (
     WorkloadRequest,
     zipf,
 )
+from giornata_lab.provenance import versions
 from giornata_tools import checkout, terminal
 from giornata_tools.cli import extras, options
 from giornata_tools.cli.edit import writing
 from giornata_tools.cli.options import gateway_of, usage_errors
 from giornata_tools.clients.edits import RequestRefused, without_password
 from giornata_tools.lora_profiler.probes import SUFFIXES
-from giornata_tools.provenance import versions
-from giornata_tools.terminal import INTERRUPTED, counting, show
+from giornata_tools.terminal import INTERRUPTED, show
 
 REPORT: Final = "report.json"
 

@@ -17,7 +17,7 @@ from giornata.planning.cost_model import Profile, StepCosts
 from giornata.scheduling.policies import LOAD_WEIGHT
 from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
-from giornata_lab.cli.workload import read_trace
+from giornata_lab.cli.workload import counting, read_trace
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.workload import (
     AdapterSizes,
@@ -37,7 +37,7 @@ from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers, popular
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, folder_option
-from giornata_tools.terminal import counting, show, table
+from giornata_tools.terminal import show, table
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
 from giornata_lab.loadgen import traces, workload
 from giornata_lab.loadgen.workload import Mix
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, Option
+from giornata_tools.terminal import drawn
 
 PRODUCTION: Final = "production"
 SERVER: Final = "server"
@@ -124,6 +126,13 @@ masks_option = read_option(
 steps_option = partial(read_option, "--steps", parse=steps, default=PRODUCTION, metavar="STEPS")
 images_option = partial(read_option, "-n", "n", parse=images, default="1", metavar="N")
 zipf_option = click.option("--zipf", type=AT_LEAST_0, default=workload.ZIPF, help="Of their popularity.")
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar; call what it yields with how many of `total` are done."""
+    with drawn(what, total) as update:
+        yield lambda done: update(done, total, what) if update else None
 
 
 def read_trace(path: Path) -> list[traces.TraceLine]:

@@ -25,6 +25,7 @@ from giornata.model_cards import read_model_card
 from giornata.scratch import scratch_folder
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.workers import FleetView, InstanceView, ServiceName
+from giornata_lab import provenance
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 from giornata_lab.demo.exhibits import (
     SEEDS,
@@ -53,7 +54,7 @@ from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha, model_mask, paste, resize
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import visible_part
-from giornata_tools import checkout, provenance
+from giornata_tools import checkout
 from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused, Tell
 from giornata_tools.clients.http import HttpClient, open_http
 from giornata_tools.launcher import models as model

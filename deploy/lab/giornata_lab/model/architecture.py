@@ -14,8 +14,8 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import nn
 
+from giornata_lab.model.random import text_encoders as text
 from giornata_lab.model.scenes import scene
-from giornata_tools.model.random import text_encoders as text
 
 LATENT_CHANNELS: Final = 8
 VAE_WIDTHS: Final = (16, 32, 64)

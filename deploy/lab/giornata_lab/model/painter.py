@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from giornata_lab.model import latents
-from giornata_tools.model.random.text_encoders import TextEncoders
+from giornata_lab.model.random.text_encoders import TextEncoders
 
 UNGUIDED: Final = 1.0
 """The guidance at which the model is the plain conditional one."""

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from giornata_lab.model.architecture import VAE_SCALE_FACTOR, LatentSpace
+from giornata_lab.model.random import text_encoders
 from giornata_lab.model.scenes import scene
-from giornata_tools.model.random import text_encoders
 
 LATENTS: Final = LatentSpace(channels=4, centred=False)
 CONDITION_CHANNELS: Final = 1 + LATENTS.channels

@@ -15,6 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from giornata.wire.requests import Reuse
+from giornata_lab import provenance
 from giornata_lab.quality import cases, pictures, report, tables
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.metrics import (
@@ -27,7 +28,7 @@ from giornata_lab.quality.metrics import (
 )
 from giornata_lab.quality.report import MaskBlur, QualityReport, QualityRun, RunComparison
 from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
-from giornata_tools import provenance, terminal
+from giornata_tools import terminal
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.terminal import show
 

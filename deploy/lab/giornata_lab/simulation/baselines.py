@@ -13,8 +13,6 @@ from giornata.scheduling import policies, rock
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy, with_room
 from giornata.scheduling.rock import ResidencyPlanner
-from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
-from giornata_lab.simulation.rock_kinds import RockScheduler
 
 QUEUED: Final = 4
 """Rows with which a worker's queue is as long as :func:`lrums` counts."""
@@ -47,11 +45,6 @@ def mask_aware(candidates: Sequence[CandidateWorker], demand: JobDemand) -> Cand
     return min(with_room(candidates, demand), key=lambda c: (step_ms(c), c.instance), default=None)
 
 
-def rrod(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
-    return round_robin(candidates, demand)
-
-
 def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
 
@@ -75,6 +68,7 @@ class SimPolicy(StrEnum):
     FINISH_TIME = "finish_time"
     DEADLINE_AWARE = "deadline_aware"
     RROD = "rrod"
+    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
     LRUMS = "lrums"
     ROCK = "rock"
     """No policy of single jobs: :class:`giornata_lab.simulation.rock_kinds.RockScheduler`."""
@@ -94,7 +88,7 @@ POLICIES: Final[Mapping[SimPolicy, Policy]] = MappingProxyType(
         SimPolicy.TOKEN_LEVEL: token_level,
         SimPolicy.MASK_AWARE: mask_aware,
         **WEIGHING,
-        SimPolicy.RROD: rrod,
+        SimPolicy.RROD: round_robin,
         SimPolicy.LRUMS: lrums,
     }
 )
@@ -104,18 +98,6 @@ def policy_of(name: SimPolicy, load_weight: float = LOAD_WEIGHT) -> Policy:
     """The policy of this name; those that weigh loads do so with `load_weight`."""
     known = WEIGHING.get(name)
     return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
-
-
-def scheduler_of(name: SimPolicy) -> Scheduler:
-    """The scheduler of this name: a policy serves jobs in the order of the line, ROCK matches queues."""
-    if name is SimPolicy.ROCK:
-        return RockScheduler()
-    return QueueOrderScheduler(POLICIES[name], loads_ahead=name in WEIGHING)
-
-
-SCHEDULERS: Final[Mapping[SimPolicy, Scheduler]] = MappingProxyType(
-    {name: scheduler_of(name) for name in SimPolicy}
-)
 
 
 # The baseline `proactive` of ROCK's evaluation: what was popular lately is loaded wherever it fits. Pure.

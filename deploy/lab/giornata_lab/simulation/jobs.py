@@ -15,7 +15,8 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.plans import SLABS, BatchRow, BlockLoads, LoadLink, plan_batch, row_blocks
+from giornata.planning.plans import plan_batch
+from giornata.planning.row_blocks import SLABS, BatchRow, BlockLoads, LoadLink, row_blocks
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel

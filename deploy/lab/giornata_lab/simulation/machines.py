@@ -23,7 +23,7 @@ from giornata.scheduling.demand import StepTimeModel
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, WorkerCosts
-from giornata_lab.simulation.jobs import MODEL, PictureSetting
+from giornata_lab.simulation.jobs import MODEL
 
 DERIVED: Final[Mapping[str, bool]] = {"h100": False, "h100-eager": True}
 """By name: whether its engine is not compiled."""
@@ -63,9 +63,6 @@ TOKEN_BLOCKS: Final = NetworkOperations(
     [BlockSpec(linear=1 / FLUX["blocks"], text=1 / FLUX["blocks"], count=FLUX["blocks"])]
 )
 """The same number of blocks, which count a computed token as one operation and nothing else."""
-FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
-DECODE_MS: Final = float(FLUX["decode_ms"][0])
-"""Decoding of one picture at a time."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,6 @@ class Machine:
     device: str = "machine"
     rows: int = 8
     tokens: int = 1 << 40
-    step_limit_ms: float = math.inf
-    """Rows share a step only while it is predicted to take no longer than this; one row may always run."""
     slowness: float = 1.0
     """How many times slower this worker is than `costs`."""
     noise: float = 0.0
@@ -141,7 +136,7 @@ def h800_flux(rows: int = 8) -> Machine:
     ).weights
     whole = SequenceShape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
     work = step_work(FLUX_BLOCKS, [whole], [(BlockMode.FULL,) * FLUX_BLOCKS.blocks])
-    one_ms = picture_ms / work.multiplications
+    one_ms = picture_ms / (work.linear + work.attention)
     return Machine(StepCosts((step_ms, 0.0, one_ms, one_ms, 0.0, 0.0)), FLUX_BLOCKS, "NVIDIA H800", rows)
 
 

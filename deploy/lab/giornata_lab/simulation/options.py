@@ -8,7 +8,7 @@ from typing import Final
 
 from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, Policy
-from giornata.scheduling.queue import AGEING_S, FairQueue, RowQueue, TenantJobOrder
+from giornata.scheduling.queue import FairQueue, RowQueue, TenantJobOrder
 from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import (
     LOOKED_AT,
@@ -53,7 +53,6 @@ class ArrivalScheduler:
     """Gives every job whole to the worker that the policy chooses, however full it is."""
 
     policy: Policy
-    looked_at: int
 
     def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
@@ -61,7 +60,7 @@ class ArrivalScheduler:
         with placement.trial() as count:
             for entry in line.order(now):
                 asked = entry.asked(now)
-                known = placement.candidates(asked, self.looked_at)
+                known = placement.candidates(asked, LOOKED_AT)
                 chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
                 if chosen is not None:
                     count(entry.job_id, chosen.instance, asked)
@@ -89,12 +88,10 @@ class RunOptions:
     spreads: bool = True
     """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
-    looked_at: int = LOOKED_AT
     by_deadline: bool = False
     """Whether jobs with an SLO come in the line by their deadlines."""
     turn: TenantJobOrder = TenantJobOrder.LEAST_WORK
     """Which of the waiting jobs comes first."""
-    ageing_s: float = AGEING_S
     slack: float = SLACK
     """Share of its fastest rate that a worker may lose to fewer rows while none wait; 0: it gets as many rows as it has
     places."""
@@ -134,8 +131,8 @@ class RunOptions:
     def line(self) -> RowQueue:
         """A line without jobs."""
         if self.line_name is QueueOrder.KINDS:
-            return JobKindQueue(ageing_s=self.ageing_s)
-        return FairQueue(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
+            return JobKindQueue()
+        return FairQueue(by_deadline=self.by_deadline, turn=self.turn)
 
     def kept(self, adapters: AdapterSetting) -> AdapterSetting:
         """Return what devices keep of adapters, where the policy has a rule of its own."""
@@ -152,9 +149,9 @@ class RunOptions:
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
         if self.policy is SimPolicy.ROCK:
-            return RockScheduler(self.looked_at)
+            return RockScheduler()
         policy = policy_of(self.policy, self.load_weight)
         if self.binding is BindingTime.ARRIVAL:
-            return ArrivalScheduler(policy, self.looked_at)
+            return ArrivalScheduler(policy)
         ahead = self.loads_ahead and self.policy in WEIGHING
-        return QueueOrderScheduler(policy, self.looked_at, self.spreads, ahead)
+        return QueueOrderScheduler(policy, LOOKED_AT, self.spreads, ahead)

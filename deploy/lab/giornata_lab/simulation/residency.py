@@ -198,7 +198,6 @@ class AdapterSetting:
     disk_bytes_per_s: float = 2e9
     link_bytes_per_s: float = 10e9
     store_latency_s: float = 0.0
-    disk_latency_s: float = 0.0
     link_latency_s: float = 0.0
     """What every load takes beside its bytes."""
     keeps: bool = True
@@ -212,14 +211,10 @@ class AdapterSetting:
         """A new link from there: from the store, from disk to memory, or from memory to the device."""
         rates = {
             None: (self.store_bytes_per_s, self.store_latency_s),
-            Tier.DISK: (self.disk_bytes_per_s, self.disk_latency_s),
+            Tier.DISK: (self.disk_bytes_per_s, 0.0),
             Tier.MEMORY: (self.link_bytes_per_s, self.link_latency_s),
         }
         return FifoLink(*rates[source])
-
-    def hop_s(self, source: Tier | None, size_bytes: float) -> float:
-        """Time of one hop from there, on an idle link."""
-        return self.link(source).takes_s(size_bytes)
 
 
 PAPER: Final = AdapterSetting(

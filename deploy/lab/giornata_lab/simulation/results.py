@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -86,10 +86,6 @@ class SimulatedRun:
         """Latencies of jobs that arrived after the warm-up, in the order of their arrival, in seconds."""
         counted = sorted((e for e in self.ended if e.job.at_s >= warmup_s), key=lambda e: e.job.at_s)
         return [ended.latency_s for ended in counted]
-
-    def of_rows(self, rows: int) -> SimulatedRun:
-        """The same run, as if only jobs of so many rows had been in it; workers and moments stay."""
-        return replace(self, ended=tuple(ended for ended in self.ended if ended.job.demand.rows == rows))
 
 
 @dataclass(frozen=True)

@@ -288,14 +288,12 @@ def affinity(wanted: Collection[str], held: Mapping[str, Tier]) -> float:
 class RockScheduler:
     """Serves the heaviest pair of queue and free worker."""
 
-    looked_at: int = LOOKED_AT
-
     def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
         if not room_for_any(line, placement):
             return SchedulingDecision()
         with placement.trial() as count:
-            made = _RockDecisionBuilder(self, placement, count, now, queues_of(line, now), line)
+            made = _RockDecisionBuilder(placement, count, now, queues_of(line, now), line)
             while made.serve_one():
                 pass
         return SchedulingDecision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
@@ -315,7 +313,6 @@ class _QueueMatch:
 class _RockDecisionBuilder:
     """A decision in the making."""
 
-    rules: RockScheduler
     placement: Placement
     count: Callable[[str, str, JobDemand], None]
     now: float
@@ -362,7 +359,7 @@ class _RockDecisionBuilder:
     def _pair(self, queue: int, entry: QueuedRows) -> _QueueMatch | None:
         asked = entry.asked(self.now).piece()
         closed = [name for name, key in self.kept.items() if key != entry.key]
-        known = self.placement.candidates(asked, self.rules.looked_at, closed)
+        known = self.placement.candidates(asked, LOOKED_AT, closed)
         able = [c for c in known if asked.fits(c.rows, c.capacity_rows)]
         if not able:
             if self.now - entry.since_s > OLD_S and entry.key not in self.kept.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Final
 
@@ -65,8 +65,7 @@ class SimWorker:
         self._templates, self._clock, self._done = templates, clock, done
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
-        capacity = Capacity(machine.rows, machine.tokens)
-        self.batch: RowBatch[SimRow] = RowBatch(capacity, self._fits)
+        self.batch: RowBatch[SimRow] = RowBatch(Capacity(machine.rows, machine.tokens))
         self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
         self._loads: list[LoadSample] = []
         self._kept = SimTemplates(templates, machine.storage, clock, self._loads.append)
@@ -181,10 +180,6 @@ class SimWorker:
         return [
             row_of(RowKey(*piece.key, index), shapes[index], pace, template=template) for index in piece.rows
         ]
-
-    def _fits(self, rows: Sequence[SimRow]) -> bool:
-        limit = self.machine.step_limit_ms
-        return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
     def _ready(self, piece: SimAssignment, template: str | None, now: float) -> None:
         if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile

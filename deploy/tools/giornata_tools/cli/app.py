@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from giornata import __version__
+from giornata_tools.checkout import LAB
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "edit": ("giornata_tools.cli.edit", "Repaint the masked part of a picture."),
@@ -40,8 +41,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
 }
 """Name → the module that defines it under the same name (`-` as `_`), and its line in the list."""
-LAB: Final = "giornata_lab"
-"""What measures, and may not be installed; its commands are listed all the same."""
 
 
 class LazyCommandGroup(click.Group):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -80,10 +79,10 @@ def picture_files(out: str, n: int) -> list[str]:
     return [str(path.with_name(f"{path.stem}-{index}{path.suffix}")) for index in range(n)]
 
 
-def preview_file(file: str, number: int, suffix: str) -> str:
-    """The name of preview `number` of the picture in `file`: edited-preview-0.webp beside edited.png."""
+def preview_file(file: str, preview: Preview) -> str:
+    """The name of a preview of the picture in `file`: edited-preview-0.webp beside edited.png."""
     path = Path(file)
-    return str(path.with_name(f"{path.stem}-preview-{number}{suffix}"))
+    return str(path.with_name(f"{path.stem}-preview-{preview.partial_image_index}.{preview.format}"))
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,9 @@ class EditDelivery:
 
     def preview(self, preview: Preview) -> None:
         """Write a preview beside its picture; where that fails, the edit goes on and :meth:`finished` tells."""
-        name = preview_file(self.files[preview.index], preview.number, preview.suffix)
+        name = preview_file(self.files[preview.index], preview)
         self.previews.pop(name, None)
-        if self._write(name, preview.index, preview.data):
+        if self._write(name, preview.index, preview.image):
             self.previews[name] = preview
 
     def finished(self, outcome: EditOutcome, elapsed_s: float) -> int:
@@ -139,11 +138,7 @@ class EditDelivery:
     def _write(self, name: str, index: int, data: bytes) -> bool:
         """Write a file; whether that succeeded."""
         try:
-            if name == STDOUT:
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            else:
-                Path(name).write_bytes(data)
+            write(name, data)
         except OSError as error:
             self.lost[name] = PictureFailure(_not_written(name, error).message, NOT_WRITTEN, index)
             return False
@@ -166,6 +161,13 @@ class EditDelivery:
             ],
             "errors": [{"code": f.code, "message": f.sentence, "index": f.index} for f in failures],
         }
+
+
+def write(name: str, data: bytes) -> None:
+    """Write the file `name`, or to standard output."""
+    with click.open_file(name, "wb") as file:
+        file.write(data)
+        file.flush()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ import click
 from rich.table import Table
 
 from giornata.wire.errors import ErrorBody
-from giornata_tools.cli.groups import gateway_command, listed
+from giornata_tools.cli.groups import gateway_command, listed, tell_all
 from giornata_tools.cli.lora_profile import profile
 from giornata_tools.cli.options import READABLE
 from giornata_tools.clients.edits import sentence
@@ -52,21 +53,14 @@ async def add(gateway: HttpClient, file: Path, model: str | None, name: str | No
 
 
 @_of_lora("list")
-async def list_loras(gateway: HttpClient, *, as_json: bool) -> int:
+async def list_loras(gateway: HttpClient, *, as_json: bool) -> None:
     """Show those that the API key may use, the newest first."""
-    found = await listed(gateway, "/v1/loras")
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    elif found:
-        show(_table(found))
-    else:
-        click.echo("There is no LoRA.", err=True)
-    return 0
+    tell_all(await listed(gateway, "/v1/loras"), _table, "There is no LoRA.", as_json=as_json)
 
 
 @_of_lora("show")
 @click.argument("lora_id", metavar="ID")
-async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> None:
     """Show all that is known of one."""
     told = await gateway.read(f"/v1/loras/{lora_id}")
     if as_json:
@@ -75,59 +69,46 @@ async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
         show(_table([told]))
         if told["error"] is not None:
             click.echo(f"{told['error']['code']}: {told['error']['message']}")
-    return 0
 
 
 @_of_lora("rm")
 @click.argument("lora_id", metavar="ID")
-async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> None:
     """Remove one. Edits that have begun end as before."""
     told = await gateway.delete(f"/v1/loras/{lora_id}")
-    return _told(told, f"{lora_id} is removed.", as_json=as_json)
+    _told(told, f"{lora_id} is removed.", as_json=as_json)
 
 
 @_of_lora("pin")
 @click.argument("lora_id", metavar="ID")
-async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> None:
     """Have every host keep one."""
     told = await gateway.put(f"/v1/loras/{lora_id}/pin")
-    return _told(told, f"{lora_id} is pinned.", as_json=as_json)
+    _told(told, f"{lora_id} is pinned.", as_json=as_json)
 
 
 @_of_lora("unpin")
 @click.argument("lora_id", metavar="ID")
-async def unpin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+async def unpin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> None:
     """Let hosts let go of one again."""
     told = await gateway.delete(f"/v1/loras/{lora_id}/pin")
-    return _told(told, f"{lora_id} is not pinned.", as_json=as_json)
+    _told(told, f"{lora_id} is not pinned.", as_json=as_json)
 
 
-def _told(told: dict[str, Any], sentence: str, *, as_json: bool) -> int:
-    """Print the gateway's answer, or what it comes to; the exit status."""
+def _told(told: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    """Print the gateway's answer, or what it comes to."""
     click.echo(json.dumps(told) if as_json else sentence, err=not as_json)
-    return 0
 
 
-def _table(loras: list[dict[str, Any]]) -> Table:
+def _table(loras: Sequence[dict[str, Any]]) -> Table:
     lines = table(
         *("id", "name", "model", "state", "rank", "joins within", "MB"),
         numbers={"rank", "joins within", "MB"},
     )
     for one in loras:
         state = one["state"] if one["error"] is None else f"{one['state']}: {one['error']['code']}"
-        megabytes = f"{one['bytes'] / 1e6:.1f}"
-        lines.add_row(
-            one["id"],
-            one["name"] or "",
-            one["model"] or "",
-            state,
-            str(one["rank"] or ""),
-            _joining(one.get("joins_within")),
-            megabytes,
-        )
+        share = one.get("joins_within")  # pictures, or an older gateway, may not tell
+        within = "" if share is None else f"{share:.0%}"
+        about = (str(one[name] or "") for name in ("id", "name", "model"))
+        lines.add_row(*about, state, str(one["rank"] or ""), within, f"{one['bytes'] / 1e6:.1f}")
     return lines
-
-
-def _joining(share: float | None) -> str:
-    """How much of the steps may pass without a LoRA; nothing where pictures, or an older gateway, do not tell."""
-    return "" if share is None else f"{share:.0%}"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from giornata.wire.requests import MAX_REGIONS
-from giornata_tools import terminal
-from giornata_tools.cli.edit import SOURCE, STDOUT, read, writing
-from giornata_tools.cli.options import api_key_option, gateway_of, url_option
-from giornata_tools.clients.edits import RequestRefused
-from giornata_tools.clients.http import open_http
+from giornata_tools.cli.edit import SOURCE, STDOUT, read, write, writing
+from giornata_tools.cli.groups import asks_gateway
+from giornata_tools.cli.options import api_key_option, url_option
+from giornata_tools.clients.http import HttpClient
 
 PATH: Final = "/v1/masks"
 
@@ -48,50 +45,27 @@ PATH: Final = "/v1/masks"
 @url_option
 @api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print the regions as JSON: score, box, area.")
-@click.pass_context
-def mask(ctx: click.Context, /, *, image: str, out: str, as_json: bool, **given: Any) -> None:
+@asks_gateway
+async def mask(gateway: HttpClient, *, image: str, out: str, as_json: bool, **given: Any) -> None:
     """Find what WORDS name in the picture IN, and write the mask OUT.
 
     `giornata edit IN --mask OUT` repaints it; `giornata edit --mask-prompt WORDS` does both at once.
     """
     if as_json and out == STDOUT:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
-    gateway, api_key, picture = gateway_of(given.pop("url")), given.pop("api_key"), read(image)
     fields = {name: str(value) for name, value in given.items() if value is not None}
-    ctx.exit(terminal.run(lambda: run(gateway, api_key, picture, fields, out, as_json=as_json)))
-
-
-async def run(
-    url: str, api_key: str | None, image: bytes, fields: dict[str, str], out: str, *, as_json: bool
-) -> int:
-    """Ask, write and tell; the exit status."""
-    try:
-        async with open_http(url, api_key) as door:
-            told = await door.send_picture(PATH, image, fields)
-        _write(out, base64.b64decode(told["b64_png"]))
-    except RequestRefused as error:
-        click.echo(f"Error: {error}", err=True)
-        return 1
+    told = await gateway.send_picture(PATH, read(image), fields)
+    with writing(out):
+        write(out, base64.b64decode(told["b64_png"]))
     regions: list[dict[str, Any]] = [
         {name: region[name] for name in ("score", "box", "area")} for region in told["regions"]
     ]
     if as_json:
         click.echo(json.dumps({"model": told["model"], "file": out, "regions": regions}))
-        return 0
+        return
     for region in regions:
         left, top, width, height = region["box"]
         click.echo(
             f"{width}x{height} at {left},{top}: {region['area']} pixels, score {region['score']:.3f}",
             err=True,
         )
-    return 0
-
-
-def _write(out: str, data: bytes) -> None:
-    """Raises Refused where the file cannot be written."""
-    with writing(out):
-        if out == STDOUT:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-        else:
-            Path(out).write_bytes(data)

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import EditParameters
-from giornata_tools import terminal
-from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
+from giornata_tools.cli.groups import asks_gateway
+from giornata_tools.cli.options import api_key_option, option_name, url_option
 from giornata_tools.clients.edits import RequestRefused
-from giornata_tools.clients.http import open_http
+from giornata_tools.clients.http import HttpClient
 from giornata_tools.terminal import show, table
 
 PATH: Final = "/v1/models"
@@ -28,32 +28,18 @@ FILES: Final = {"image": "IN", "mask": "--mask"}
 @url_option
 @api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print what the gateway tells.")
-@click.pass_context
-def models(
-    ctx: click.Context, name: str | None, url: str | None, api_key: str | None, *, as_json: bool
-) -> None:
+@asks_gateway
+async def models(gateway: HttpClient, name: str | None, *, as_json: bool) -> None:
     """List the models that are served, or the options of one.
 
     Of the model NAME each option has its default by task, and its samplers and ControlNets are named.
     """
-    gateway = gateway_of(url)
-    ctx.exit(terminal.run(lambda: run(gateway, api_key, name, as_json=as_json)))
-
-
-async def run(url: str, api_key: str | None, name: str | None, *, as_json: bool) -> int:
-    """Ask and print; the exit status."""
-    try:
-        async with open_http(url, api_key) as door:
-            told = (await door.read(PATH))["data"]
-        chosen = told if name is None else [_named(told, name)]
-    except RequestRefused as error:
-        click.echo(f"Error: {error}", err=True)
-        return 1
+    told = (await gateway.read(PATH))["data"]
+    chosen = told if name is None else [_named(told, name)]
     if as_json:
         click.echo(json.dumps(chosen, indent=2))
     else:
         show(models_table(chosen) if name is None else model_table(chosen[0]))
-    return 0
 
 
 def _named(told: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
@@ -72,15 +58,9 @@ def models_table(told: Sequence[Mapping[str, Any]]) -> RenderableType:
         return Text("No model is served.")
     lines = table("model", "family", "tasks", "guidance", "native size", "sides")
     for model in told:
-        side = model["native_size"]
-        lines.add_row(
-            model["id"],
-            model["family"],
-            ", ".join(model["tasks"]),
-            model["guidance"],
-            f"{side}x{side}",
-            f"multiples of {model['size_multiple']}",
-        )
+        side, tasks = model["native_size"], ", ".join(model["tasks"])
+        sizes = (f"{side}x{side}", f"multiples of {model['size_multiple']}")
+        lines.add_row(model["id"], model["family"], tasks, model["guidance"], *sizes)
     return lines
 
 
@@ -90,7 +70,8 @@ def model_table(model: Mapping[str, Any]) -> RenderableType:
     lines = table("option", *tasks)
     for name in dict.fromkeys(name for task in tasks for name in fields[task]):
         if name in EditParameters.model_fields or name in FILES:
-            lines.add_row(_option(name), *(_default(model, task, name) for task in tasks))
+            option = FILES.get(name) or option_name(name)
+            lines.add_row(option, *(_default(model, task, name) for task in tasks))
     named = [Text(f"samplers: {', '.join(model['samplers'])}")]
     if model["controlnets"]:
         named.append(Text(f"ControlNets: {', '.join(map(_controlnet, model['controlnets']))}"))
@@ -99,10 +80,6 @@ def model_table(model: Mapping[str, Any]) -> RenderableType:
 
 def _controlnet(net: Mapping[str, Any]) -> str:
     return f"{net['name']} (mode 0 to {net['modes'] - 1})" if net["modes"] else str(net["name"])
-
-
-def _option(name: str) -> str:
-    return FILES.get(name) or option_name(name)
 
 
 def _default(model: Mapping[str, Any], task: str, name: str) -> str:

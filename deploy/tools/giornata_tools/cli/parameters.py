@@ -21,24 +21,33 @@ from giornata_tools.cli.options import option_name
 # Adapters as options write them. Pure.
 
 
-class LoraParamType(click.ParamType[dict[str, object]]):
-    """``ID`` or ``ID:SCALE``."""
+class AdapterParamType(click.ParamType[dict[str, object]]):
+    """The fields of an adapter, which `read` makes of a text; its ValueError tells what is wrong."""
 
-    name = "ID[:SCALE]"
+    def __init__(self, name: str, read: Callable[[str], dict[str, object]]) -> None:
+        self.name, self._read = name, read
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, object]:
-        """The fields of an :class:`AskedLora`, which are validated later."""
+        """The fields."""
         if isinstance(value, dict):
             return value
-        lora_id, colon, scale = str(value).partition(":")
-        if not colon:
-            return {"id": lora_id}
         try:
-            return {"id": lora_id, "scale": float(scale)}
-        except ValueError:
-            self.fail(f"{scale!r} is no scale: ID:SCALE, such as {lora_id}:0.8", param, ctx)
+            return self._read(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def lora_fields(text: str) -> dict[str, object]:
+    """Fields of an :class:`AskedLora` from ``ID`` or ``ID:SCALE``."""
+    lora_id, colon, scale = text.partition(":")
+    if not colon:
+        return {"id": lora_id}
+    try:
+        return {"id": lora_id, "scale": float(scale)}
+    except ValueError:
+        raise ValueError(f"{scale!r} is no scale: ID:SCALE, such as {lora_id}:0.8") from None
 
 
 KEYS: Final[Mapping[str, Callable[[str], object]]] = {
@@ -52,32 +61,19 @@ KEYS: Final[Mapping[str, Callable[[str], object]]] = {
 """What may follow a ControlNet's name, and what reads it."""
 
 
-class ControlNetParamType(click.ParamType[dict[str, object]]):
-    """``NAME`` or ``NAME,KEY=VALUE,…``."""
-
-    name = "NAME[,KEY=VALUE...]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, object]:
-        """The fields of an :class:`AskedControl`, which are validated later."""
-        if isinstance(value, dict):
-            return value
-        model, *pairs = str(value).split(",")
-        read: dict[str, object] = {"model": model}
-        for key, equals, text in (pair.partition("=") for pair in pairs):
-            if not equals or key not in KEYS or key in read:
-                self.fail(
-                    f"{key}{equals}{text} is none of {', '.join(f'{name}=…' for name in KEYS)}, each once: "
-                    f"{model},scale=0.8",
-                    param,
-                    ctx,
-                )
-            try:
-                read[key] = KEYS[key](text)
-            except ValueError:
-                self.fail(f"{text!r} is no number: {key}=1", param, ctx)
-        return read
+def control_fields(text: str) -> dict[str, object]:
+    """Fields of an :class:`AskedControl` from ``NAME`` or ``NAME,KEY=VALUE,…``."""
+    model, *pairs = text.split(",")
+    read: dict[str, object] = {"model": model}
+    for key, equals, value in (pair.partition("=") for pair in pairs):
+        if not equals or key not in KEYS or key in read:
+            known = ", ".join(f"{name}=…" for name in KEYS)
+            raise ValueError(f"{key}{equals}{value} is none of {known}, each once: {model},scale=0.8")
+        try:
+            read[key] = KEYS[key](value)
+        except ValueError:
+            raise ValueError(f"{value!r} is no number: {key}=1") from None
+    return read
 
 
 def in_order(controls: Iterable[Mapping[str, object]], images: int) -> list[dict[str, object]]:
@@ -105,8 +101,8 @@ LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt"
 
 
 LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {
-    AskedLora: LoraParamType(),
-    AskedControl: ControlNetParamType(),
+    AskedLora: AdapterParamType("ID[:SCALE]", lora_fields),
+    AskedControl: AdapterParamType("NAME[,KEY=VALUE...]", control_fields),
 }
 """Elements of lists → the type of the option that brings one of them."""
 

@@ -37,8 +37,15 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @click.option(
     "--quick", is_flag=True, help="Fewer sizes and rounds: half a minute with the model that ships."
 )
+@click.option(
+    "--least-r2",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="A fit of a lower R², and of errors above a tenth, is told with its worst samples and not written.",
+)
 @click.pass_context
-def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, **given: Any) -> None:
+def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, least_r2: float, **given: Any) -> None:
     """Measure what a denoising step costs on this machine.
 
     Steps of many mixtures of rows are timed: picture sizes, masks, batch sizes, and what is computed, projected or
@@ -56,16 +63,11 @@ def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, **given: 
     os.environ.update(dict.fromkeys(THREADS, str(torch_threads)))
     from giornata_denoiser.profiling.__main__ import main
 
-    flags = [
-        "--model",
-        model or str(checkout.TRAINED),
-        "--device",
-        given["device"],
-        "--dtype",
-        given["dtype"],
-    ]
-    flags += ["--devices", given["devices"]] if given["devices"] else []
+    told = given | {"model": model or str(checkout.TRAINED), "out": str(out or checkout.PROFILE)}
+    names = [name for name in ("model", "device", "dtype", "devices", "out") if told[name]]
+    flags = [word for name in names for word in (f"--{name}", told[name])]
+    flags += ["--least-r2", str(least_r2)]
     try:
-        ctx.exit(main([*flags, "--out", str(out or checkout.PROFILE), *(["--quick"] if quick else [])]))
+        ctx.exit(main([*flags, *(["--quick"] if quick else [])]))
     except KeyboardInterrupt:
         ctx.exit(INTERRUPTED)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import click
 import nats.errors
 from rich.table import Table
 
-from giornata.bus import bus
-from giornata.logs import configure_logs, escape_controls
+from giornata.bus.bus import Bus
+from giornata.logs import escape_controls
 from giornata.records import Quarantine
-from giornata.wire.errors import GiornataError
+from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import JobRecord
 from giornata.wire.subjects import NatsRole
-from giornata_tools.cli.groups import Act, grouped
-from giornata_tools.cli.options import connection_failure, login_of, user_options
-from giornata_tools.terminal import show, table
+from giornata_tools.cli.groups import Act, asks_nats, json_option, tell_all
+from giornata_tools.cli.options import Command, user_options
+from giornata_tools.terminal import table
 
 
 @click.group()
@@ -32,27 +31,33 @@ def quarantine() -> None:
     """
 
 
-def _asking(
-    act: Act, url: str | None, password_file: Path | None, **given: Any
-) -> Callable[[], Awaitable[int]]:
-    servers, password, _ = login_of(url, password_file, NatsRole.OPERATOR)
-    return lambda: _connected(servers, password, partial(act, **given))
+def _command(name: str) -> Callable[[Act], Command]:
+    """Makes an :data:`Act` the command `name` of the group: it is given the quarantine."""
 
+    def made(act: Act) -> Command:
+        @user_options(NatsRole.OPERATOR, "that keep the records")
+        @json_option
+        @asks_nats(NatsRole.OPERATOR)
+        @wraps(act)
+        async def opened(connection: Bus, **given: Any) -> None:
+            try:
+                await act(await Quarantine.open(connection.jetstream), **given)
+            except nats.errors.Error as error:
+                raise ServiceUnavailable(
+                    "The quarantine does not answer: no router has run there yet, or --password-file is missing: only "
+                    "the NATS user operator may read it."
+                ) from error
 
-_OPTIONS: Final = (user_options(NatsRole.OPERATOR, "that keep the records"),)
-_command: Final = partial(grouped, quarantine, _asking, _OPTIONS)
+        return quarantine.command(name)(opened)
+
+    return made
 
 
 @_command("list")
 async def list_jobs(kept: Quarantine, *, as_json: bool) -> None:
     """Show them all with their causes."""
-    records = await kept.all()
-    if as_json:
-        click.echo(json.dumps([_line(record) for record in records], indent=2))
-    elif records:
-        show(_table(records))
-    else:
-        click.echo("No edit is in quarantine.", err=True)
+    lines = [_line(record) for record in await kept.all()]
+    tell_all(lines, _table, "No edit is in quarantine.", as_json=as_json)
 
 
 @_command("show")
@@ -83,27 +88,6 @@ async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
         click.echo(f"Job {job_id} is in quarantine no more.", err=True)
 
 
-async def _connected(
-    url: str, password_file: Path | None, act: Callable[[Quarantine], Awaitable[None]]
-) -> int:
-    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
-    connecting = bus.connect(url, "giornata-cli", user=NatsRole.OPERATOR, password_file=password_file)
-    try:
-        async with connecting as connected:
-            await act(await Quarantine.open(connected.jetstream))
-    except GiornataError as error:
-        failure = connection_failure(error, url)
-    except nats.errors.Error:
-        failure = (
-            "The quarantine does not answer: no router has run there yet, or --password-file is missing: only the "
-            "NATS user operator may read it."
-        )
-    else:
-        return 0
-    click.echo(f"Error: {failure}", err=True)
-    return 1
-
-
 def _line(record: JobRecord) -> dict[str, Any]:
     return {
         "job_id": record.job.job_id,
@@ -116,9 +100,9 @@ def _line(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _table(records: list[JobRecord]) -> Table:
-    lines = table("job", "tenant", "model", "pictures", "causes", numbers={"pictures"}, prose={"causes"})
-    for record in records:
-        job = record.job
-        lines.add_row(job.job_id, job.tenant, job.model, str(len(record.rows)), "; ".join(record.causes))
-    return lines
+def _table(lines: Sequence[dict[str, Any]]) -> Table:
+    drawn = table("job", "tenant", "model", "pictures", "causes", numbers={"pictures"}, prose={"causes"})
+    for line in lines:
+        about = (line[name] for name in ("job_id", "tenant", "model"))
+        drawn.add_row(*about, str(line["pictures"]), "; ".join(line["causes"]))
+    return drawn

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.workers import FleetView, InstanceView, RankState, ServiceName, TemplateCounters
-from giornata_tools import terminal
-from giornata_tools.cli.options import api_key_option, gateway_of, url_option
+from giornata_tools.cli.groups import asks_gateway
+from giornata_tools.cli.options import api_key_option, url_option
 from giornata_tools.clients.edits import RequestRefused
-from giornata_tools.clients.http import HttpClient, open_http
+from giornata_tools.clients.http import HttpClient
 from giornata_tools.terminal import show, table
 
 # ``giornata status --adapters``: where LoRAs are, by host and worker, and why they were loaded.
@@ -111,37 +111,25 @@ STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow", "
 @click.option(
     "--json", "as_json", is_flag=True, help="Print what the gateway tells; with --watch a line each time."
 )
-@click.pass_context
-def status(
-    ctx: click.Context, url: str | None, api_key: str | None, *, adapters: bool, watch: bool, as_json: bool
-) -> None:
+@asks_gateway
+async def status(gateway: HttpClient, *, adapters: bool, watch: bool, as_json: bool) -> int:
     """Show every instance of every service: its state, its pictures in progress, its pace; and the queue.
 
     A question mark is what is not known yet, such as the pace of a worker that has computed nothing lately.
     """
-    gateway = gateway_of(url)
-    ctx.exit(terminal.run(lambda: run(gateway, api_key, adapters=adapters, watch=watch, as_json=as_json)))
-
-
-async def run(url: str, api_key: str | None, *, adapters: bool = False, watch: bool, as_json: bool) -> int:
-    """Ask and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
     drawn = adapter_table if adapters else fleet_table
-    try:
-        async with open_http(url, api_key) as door:
-            if watch:
-                return await _watch(door, drawn, as_json=as_json)
-            told = await door.read(PATH)
-            if as_json:
-                click.echo(json.dumps(told, indent=2))
-            else:
-                show(drawn(_fleet(told)))
-    except RequestRefused as error:
-        click.echo(f"Error: {error}", err=True)
-        return 1
+    if watch:
+        return await _watch(gateway, drawn, as_json=as_json)
+    told = await gateway.read(PATH)
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        show(drawn(_fleet(told)))
     return 0
 
 
 async def _watch(door: HttpClient, drawn: Callable[[FleetView], RenderableType], *, as_json: bool) -> int:
+    """Print until the gateway ends the stream; Ctrl-C is how watching ends, and so no failure."""
     try:
         if as_json:
             async for told in door.follow(PATH):

@@ -7,8 +7,8 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -17,15 +17,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from giornata.bus import bus
+from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
-from giornata.logs import configure_logs
 from giornata.wire import subjects
-from giornata.wire.errors import GiornataError
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, TelemetryReader, WorkerState
-from giornata_tools import terminal
-from giornata_tools.cli.options import connection_failure, login_of, user_options
+from giornata_tools.cli.groups import asks_nats
+from giornata_tools.cli.options import user_options
 from giornata_tools.terminal import show, table
 
 WINDOW_S: Final = 5.0
@@ -264,43 +262,24 @@ def _mb(size_bytes: int | None) -> str:
 )
 @click.option("--once", is_flag=True, help="Print once and end; exit status 1 where no service is heard.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each update.")
-@click.pass_context
-def top(
-    ctx: click.Context, /, url: str | None, password_file: Path | None, interval: float, **how: bool
-) -> None:
+@asks_nats(NatsRole.OBSERVER)
+async def top(connection: Bus, *, interval: float, once: bool, as_json: bool) -> int:
     """Watch the workers: rows, tokens, tiers and the queue, with rates of the last five seconds.
 
     A question mark is what is not known yet. `tokens` are image tokens that the next step computes, `of` those of the
     running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
     """
-    servers, password, _ = login_of(url, password_file, NatsRole.OBSERVER)
-    ctx.exit(terminal.run(lambda: run(servers, password, interval, **how)))
-
-
-async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
-    """Listen and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
-    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     seen = TelemetryAggregator()
 
     def hear(state: ServiceState) -> None:
         seen.hear(state, time.monotonic())
 
-    connecting = bus.connect(url, "giornata-top", user=NatsRole.OBSERVER, password_file=password_file)
-    try:
-        async with (
-            connecting as connected,
-            connected.listen(subjects.ALL_TELEMETRY, ServiceState, hear, TelemetryReader().read),
-        ):
-            if once:
-                await asyncio.sleep(interval_s)  # rates need time
-                return _shown(seen.top(time.monotonic()), as_json=as_json)
-            await _watch(seen, interval_s, as_json=as_json)
-    except GiornataError as error:
-        click.echo(f"Error: {connection_failure(error, url)}", err=True)
-        return 1
-    except asyncio.CancelledError:
+    async with connection.listen(subjects.ALL_TELEMETRY, ServiceState, hear, TelemetryReader().read):
         if once:
-            raise
+            await asyncio.sleep(interval)  # rates need time
+            return _shown(seen.top(time.monotonic()), as_json=as_json)
+        with suppress(asyncio.CancelledError):  # Ctrl-C is how watching ends, and so no failure
+            await _watch(seen, interval, as_json=as_json)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -12,9 +12,9 @@ from urllib.parse import quote
 import click
 from rich.table import Table
 
-from giornata_tools.cli.groups import gateway_command, listed
+from giornata_tools.cli.groups import gateway_command, listed, tell_all
 from giornata_tools.clients.http import HttpClient
-from giornata_tools.terminal import show, table
+from giornata_tools.terminal import table
 
 PATH: Final = "/v1/webhooks"
 DEAD: Final = "dead"
@@ -36,40 +36,34 @@ _dead: Final = partial(click.option, "--dead", is_flag=True)
 
 @_of_webhooks("list")
 @_dead(help="Only those that were given up.")
-async def list_webhooks(gateway: HttpClient, *, dead: bool, as_json: bool) -> int:
+async def list_webhooks(gateway: HttpClient, *, dead: bool, as_json: bool) -> None:
     """Show those of the API key's tenant, the newest first."""
     found = [hook for hook in await listed(gateway, PATH) if not dead or hook["state"] == DEAD]
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    elif found:
-        show(_table(found))
-    else:
-        click.echo("No webhook was given up." if dead else "Every webhook was taken.", err=True)
-    return 0
+    none = "No webhook was given up." if dead else "Every webhook was taken."
+    tell_all(found, _table, none, as_json=as_json)
 
 
 @_of_webhooks("retry")
 @_jobs
 @_dead(help="All that were given up.")
-async def retry(gateway: HttpClient, job_ids: tuple[str, ...], *, dead: bool, as_json: bool) -> int:
+async def retry(gateway: HttpClient, job_ids: tuple[str, ...], *, dead: bool, as_json: bool) -> None:
     """Send the webhooks of JOBs again that were given up. One that waits for its next attempt stays as it is."""
-    return await _each(gateway, job_ids, gateway.put, "waits to be sent", dead=dead, as_json=as_json)
+    await _each(gateway, job_ids, gateway.put, "waits to be sent", dead=dead, as_json=as_json)
 
 
 @_of_webhooks("rm")
 @_jobs
 @_dead(help="All that were given up.")
-async def remove(gateway: HttpClient, job_ids: tuple[str, ...], *, dead: bool, as_json: bool) -> int:
+async def remove(gateway: HttpClient, job_ids: tuple[str, ...], *, dead: bool, as_json: bool) -> None:
     """Send the webhooks of JOBs no more. The jobs go on."""
-    return await _each(gateway, job_ids, gateway.delete, "is removed", dead=dead, as_json=as_json)
+    await _each(gateway, job_ids, gateway.delete, "is removed", dead=dead, as_json=as_json)
 
 
 @_of_webhooks("secret")
-async def secret(gateway: HttpClient, *, as_json: bool) -> int:
+async def secret(gateway: HttpClient, *, as_json: bool) -> None:
     """Print the secret with which the tenant's webhooks are signed."""
     told = await gateway.read("/v1/webhook-secret")
     click.echo(json.dumps(told) if as_json else told["secret"])
-    return 0
 
 
 async def _each(
@@ -80,8 +74,8 @@ async def _each(
     *,
     dead: bool,
     as_json: bool,
-) -> int:
-    """Ask the same of every webhook that is meant, up to the first refusal; the exit status."""
+) -> None:
+    """Ask the same of every webhook that is meant, up to the first refusal."""
     if dead == bool(job_ids):
         raise click.UsageError("Name jobs, or all that were given up by --dead.")
     if dead:
@@ -93,10 +87,9 @@ async def _each(
             click.echo(f"{job_id} {done}.", err=True)
     if as_json:
         click.echo(json.dumps(told, indent=2))
-    return 0
 
 
-def _table(hooks: list[dict[str, Any]]) -> Table:
+def _table(hooks: Sequence[dict[str, Any]]) -> Table:
     lines = table(
         "job", "url", "state", "attempts", "next", "error", numbers={"attempts"}, prose={"url", "error"}
     )

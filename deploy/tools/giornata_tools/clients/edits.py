@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from giornata.logs import escape_controls
 from giornata.wire.errors import ErrorBody, Unauthorized, from_body
+from giornata.wire.jobs import Box
+from giornata.wire.values import WireModel
 
 # Which door is meant, and addresses fit to be shown. Pure.
 
@@ -104,10 +106,10 @@ class EditCall:
     """What ControlNets see, as the parameters count them."""
 
 
-@dataclass(frozen=True)
-class EditProgress:
+class EditProgress(WireModel):
     """A job entered a state, or its picture `index` finished a step."""
 
+    job_id: str
     state: str
     attempt: int
     index: int = 0
@@ -116,23 +118,21 @@ class EditProgress:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class Preview:
+class Preview(WireModel):
     """The picture `index` so far: small, to be scaled up to `box`."""
 
     index: int
-    number: int
+    partial_image_index: int
     """0 for the picture's first one."""
     step: int
-    box: tuple[int, ...]
-    """Left, top, width and height of the part that it covers, in pixels of the output."""
-    suffix: str
-    """Ending of a file of its format."""
-    data: bytes
+    box: Box
+    """The part that it covers, in pixels of the output."""
+    format: str
+    image: bytes
+    """A file of that format."""
 
 
-@dataclass(frozen=True)
-class PaintedPicture:
+class PaintedPicture(WireModel):
     """One finished picture."""
 
     index: int

@@ -35,49 +35,19 @@ from giornata_tools.clients.edits import (
 # What the gateway answers, read from its JSON. Pure; fields that it added since are ignored.
 
 
-class ProgressData(BaseModel):
-    """Data of ``image_edit.progress``; events of a generation have the same data."""
+class PartialImage(Preview):
+    """Data of ``image_edit.partial_image``; events of a generation have the same data."""
 
-    job_id: str
-    state: str
-    attempt: int
-    index: int = 0
-    step: int = 0
-    steps: int = 0
-
-    def told(self) -> EditProgress:
-        """The value that both doors tell."""
-        return EditProgress(self.state, self.attempt, self.index, self.step, self.steps)
+    format: str = Field(alias="output_format")
+    image: Base64Bytes = Field(alias="b64_json")
 
 
-class PartialImage(BaseModel):
-    """Data of ``image_edit.partial_image``."""
-
-    index: int
-    partial_image_index: int
-    step: int
-    box: tuple[int, int, int, int]
-    media_type: str
-    b64_json: Base64Bytes
-
-    def preview(self) -> Preview:
-        """The value that both doors tell."""
-        suffix = f".{self.media_type.removeprefix('image/')}"
-        return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
-
-
-class CompletedData(BaseModel):
+class CompletedData(PaintedPicture):
     """Data of ``image_edit.completed``."""
 
     job_id: str
-    index: int
-    seed: int
     size: str
-    b64_json: Base64Bytes
-
-    def painted(self) -> PaintedPicture:
-        """The value that both doors tell."""
-        return PaintedPicture(self.index, self.seed, self.b64_json)
+    data: Base64Bytes = Field(alias="b64_json")
 
 
 class AnsweredError(ErrorBody):
@@ -105,13 +75,13 @@ class JobStateAnswer(BaseModel):
     state: str
 
 
-Event = ProgressData | PartialImage | CompletedData | FailedEvent
+Event = EditProgress | PartialImage | CompletedData | FailedEvent
 
 EVENTS: dict[str, type[Event]] = {
     f"{task}.{name}": kind
     for task in ("image_edit", "image_generation")
     for name, kind in (
-        ("progress", ProgressData),
+        ("progress", EditProgress),
         ("partial_image", PartialImage),
         ("completed", CompletedData),
     )
@@ -302,14 +272,14 @@ class HttpClient:
             await _check(answer)
             async for frame in events(answer.content):
                 match read_event(frame.kind, frame.data):
-                    case ProgressData() as progress:
+                    case EditProgress() as progress:
                         self._job_id = progress.job_id
-                        tell(progress.told())
+                        tell(progress)
                     case PartialImage() as partial:
-                        tell(partial.preview())
+                        tell(partial)
                     case CompletedData() as completed:
                         size = completed.size
-                        pictures.append(completed.painted())
+                        pictures.append(completed)
                     case FailedEvent(index=None) as failed:
                         raise RequestRefused(failed.body())
                     case FailedEvent(index=index) as failed:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from giornata import client
 from giornata.logs import configure_logs, escape_controls
 from giornata.wire.errors import GiornataError
+from giornata.wire.jobs import JobState
 from giornata.wire.messages import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata_tools.clients.edits import (
     EditCall,
@@ -50,7 +51,7 @@ class NatsClient:
         return EditOutcome(
             job_id=result.job_id,
             size=f"{result.width}x{result.height}",
-            pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
+            pictures=tuple(PaintedPicture.model_validate(dict(each)) for each in result.pictures),
             failures=tuple(PictureFailure(escape_controls(sentence)) for sentence in result.errors),
         )
 
@@ -88,11 +89,8 @@ async def open_nats(
 
 def _told(event: StateEvent | StepEvent | PreviewEvent) -> EditProgress | Preview:
     if isinstance(event, PreviewEvent):
-        suffix = f".{event.format}"
-        return Preview(event.index, event.partial_image_index, event.step, event.box, suffix, event.image)
-    if isinstance(event, StateEvent):
-        return EditProgress(event.state, event.attempt)
-    return EditProgress("running", event.attempt, event.index, event.step, event.steps)
+        return Preview.model_validate(dict(event))
+    return EditProgress.model_validate({"state": JobState.RUNNING, **dict(event)})
 
 
 async def _cancelled(submitting: asyncio.Future[client.Edit]) -> str:

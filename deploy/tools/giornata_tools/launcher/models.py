@@ -10,19 +10,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from giornata.families import Family
-from giornata_tools.checkout import ADAPTERS, SEGMENTER, TRAINED
+from giornata_tools.checkout import ADAPTERS, LAB, SEGMENTER, TRAINED
 from giornata_tools.launcher.process import LaunchError
 
 # The checkpoints to serve: those that are named, else the trained one that ships, or a random one.
 
 
-MODELS: Final = Path(__file__).parents[1] / "model"
-BUILDER: Final = tuple(sorted((MODELS / "random").glob("*.py")))
-"""What builds checkpoints with random weights; its digest names the cached result."""
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
 DOWNLOAD_S: Final = 4 * 3600.0
@@ -108,7 +106,7 @@ async def choose(
     """The model that `env` names, else one of `family` with random weights (built into `cache` once), else the trained.
 
     Raises:
-        LaunchError: the named folder is not there, or the build failed.
+        LaunchError: the named folder is not there, the lab is not, or the build failed.
     """
     name = env.get("GIORNATA_MODEL_NAME") or None
     if source := env.get("GIORNATA_MODEL"):
@@ -116,7 +114,13 @@ async def choose(
         return StackModel(source, name, DOWNLOAD_S)
     if family is None:
         return StackModel(str(TRAINED), name)
-    folder = cache / f"{family}-{builder_digest(*BUILDER)}"
+    if (lab := find_spec(LAB)) is None or lab.origin is None:
+        raise LaunchError(
+            f"Models of the family {family} with random weights are built by the lab, giornata-lab, which is not "
+            "installed: run `make setup` in the checkout."
+        )
+    builder = sorted((Path(lab.origin).parent / "model" / "random").glob("*.py"))
+    folder = cache / f"{family}-{builder_digest(*builder)}"
     if not folder.exists():
         say(f"Building the model {family} into {folder} (once).")
         await _build(family, folder)
@@ -140,7 +144,7 @@ async def _build(family: Family, folder: Path) -> None:
     with tempfile.TemporaryDirectory(
         prefix=".building-", dir=folder.parent, ignore_cleanup_errors=True
     ) as unfinished:
-        command = (sys.executable, "-m", "giornata_tools.model.random.build", unfinished, "--family", family)
+        command = (sys.executable, "-m", f"{LAB}.model.random.build", unfinished, "--family", family)
         child = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

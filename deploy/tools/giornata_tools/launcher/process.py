@@ -163,15 +163,6 @@ class StackProcess:
         await self.ended.wait()
         return self.status
 
-    def freeze(self) -> None:
-        """Send SIGSTOP to the whole group: nothing of it runs until :meth:`thaw`, as on a machine that stalls."""
-        signal_group(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Send SIGCONT to the whole group."""
-        if not self.ended.is_set():
-            signal_group(self.pid, signal.SIGCONT)
-
     @property
     def status(self) -> int:
         """Exit status of an ended process, -N for signal N."""

@@ -165,10 +165,11 @@ def valkey_config(folder: Path, socket: Path) -> str:
     """The configuration file's text: every write appended to the file, nothing evicted, no TCP port.
 
     The file's own thread does not sync: while it does, writes are answered before they are in the file, and a killed
-    server forgets them.
+    server forgets them. It writes no title over its environment, which tells whose it is after its launcher was killed.
     """
     return (
         "port 0\n"
+        "set-proc-title no\n"
         f'unixsocket "{socket}"\n'
         "unixsocketperm 700\n"
         f'dir "{folder}"\n'

@@ -263,39 +263,16 @@ class Stack:
             await self.watch.until(lambda fleet: unchecked(fleet) == 0, limit_s, str)
         return unchecked(self.watch.fleet)
 
-    async def wait_whole(self, servers: int, limit_s: float) -> None:
-        """Wait after faults until all planned instances are ready, `servers` servers run, and all gateways agree.
-
-        Raises:
-            LaunchError: something is still missing after `limit_s`.
-        """
-        deadline_s = time.monotonic() + limit_s
-        await self.watch.until(
-            lambda fleet: self._is_whole(fleet, servers),
-            limit_s,
-            lambda fleet: f"not whole: {self._missing(fleet) or 'processes are missing'}.",
-        )
-        for server in self.servers:
-            await self._processes[server].announced(max(0.0, deadline_s - time.monotonic()))
-        for url in self.urls:
-            await answers_200(f"{url}/readyz", max(0.0, deadline_s - time.monotonic()))
-
-    def _is_whole(self, fleet: Fleet, servers: int) -> bool:
-        counts = [
-            len(self.instances(service)) >= n * len(self.plan.models_of(service))
-            for service, n in self.plan.replicas.items()
-        ]
-        return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
-
     async def _wait_for_telemetry(self, limit_s: float) -> None:
-        await self.watch.until(self._is_ready, limit_s, lambda fleet: f"not ready: {self._missing(fleet)}.")
+        await self.watch.until(self._is_ready, limit_s, lambda fleet: f"not ready: {self.missing(fleet)}.")
 
     def _is_ready(self, fleet: Fleet) -> bool:
         if self.obituaries:
             raise LaunchError(self.obituaries[0])
-        return not self._missing(fleet)
+        return not self.missing(fleet)
 
-    def _missing(self, fleet: Fleet) -> str:
+    def missing(self, fleet: Fleet) -> str:
+        """Return what is not ready yet of what was started, with commas between; empty where all is."""
         return ", ".join(missing(fleet, self._services))
 
     async def _open_servers(self, socket: Path) -> None:

@@ -127,7 +127,8 @@ class Attempt:
     def promised(self, row: Row) -> Row:
         """`row` with what an engine may have to know of its job."""
         job = self.request.job
-        return replace(row, due_s=self.due_s, priority=job.priority)
+        wishes = replace(row.wishes, due_s=self.due_s, priority=job.priority)
+        return replace(row, wishes=wishes)
 
     def progress(self, now_s: float) -> Iterator[RowProgress]:
         """Rows for the telemetry: the unfinished ones, or all while the report is being written."""
@@ -151,7 +152,7 @@ class Attempt:
                     "prefix_tokens": told.prefix,
                     "sequences": told.sequences,
                     "begun": told.begun,
-                    "renewed_every": row.renewed_every,
+                    "renewed_every": row.reuse.renewed_every,
                     "skipped_steps": told.skipped,
                     "degree": row.degree,
                 }
@@ -247,9 +248,9 @@ def template_use(job: Job, row: Row) -> TemplateUse:
     """Return what a template did for a row."""
     if job.parameters.reuse is Reuse.OFF:
         return TemplateUse.OFF
-    if row.template is not None:
+    if row.reuse.template is not None:
         return TemplateUse.HIT
-    return TemplateUse.SKIPPED if row.skipped else TemplateUse.MISS
+    return TemplateUse.SKIPPED if row.reuse.skipped else TemplateUse.MISS
 
 
 FORMAT: Final = OutputFormat.JPEG

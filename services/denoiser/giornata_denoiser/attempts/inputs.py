@@ -31,7 +31,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.step_budget import recorded_bytes, reuse_profits, run_ms
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import NOISE, build_row, read_references
-from giornata_denoiser.rows.row import NONE, Adapters, Row, RowControl, RowLora, SamplerTable, Snapshot
+from giornata_denoiser.rows.adapters import NONE, Adapters, RowControl, RowLora
+from giornata_denoiser.rows.row import Row, RowReuse, SamplerTable, Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.runs import TemplateReuse
@@ -197,10 +198,11 @@ def with_reuse(row: Row, where: Region | None, how: TemplateReuse, family: Model
 
     Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
     """
-    row = replace(row, skipped=how.recording is not None, keeps_padding=how.keeps_padding)
+    reuse = RowReuse(skipped=how.recording is not None, keeps_padding=how.keeps_padding)
+    row = replace(row, reuse=reuse)
     if where is None:
         return row
-    where = with_companions(where, row.companions)
+    where = with_companions(where, row.inputs.companions)
     renewing = _renewing(row, where, how, family)
     taking = row if how.recording is None else _taking(row, where, how.recording, how, family)
     if how.recording is not None and how.recording.edited is not None:
@@ -214,7 +216,8 @@ def _renewing(row: Row, where: Region, how: TemplateReuse, family: ModelFamily) 
     """`row` as it takes what its own steps make, and leaves it where it is asked to and there is room."""
     every = refresh_interval(row.steps, how.renew_steps)
     later = refresh_offset(row.key.index, row.steps, every)
-    renewing = replace(row, region=where, renewed_every=every, renewed_later=later)
+    reuse = replace(row.reuse, renewed_every=every, renewed_later=later)
+    renewing = replace(row, region=where, reuse=reuse)
     # A template is recorded without adapters, on the way of a row that computes all of its steps.
     leaves = every and not row.step and row.adapters == NONE and row.step_cache is None
     leaving = replace(renewing, records=how.leaves if leaves else None)
@@ -230,31 +233,30 @@ def _taking(
     the correction of its mask, it takes that of another mask and computes what lies in either of both, if that is less
     than computing its first step in full.
     """
-    known, sequences = how.known, len(row.prompts)
+    known, sequences = how.known, len(row.inputs.prompts)
     if recording.edited is not None:
         either = unite_regions(where, recording.edited)
         if either is None:
             return row
         where = either
-    noise = recording.noise_beside(row.conditioning[NOISE], where)
+    given = row.inputs.conditioning
+    noise = recording.noise_beside(given[NOISE], where)
     taking = replace(
         row,
-        conditioning={**row.conditioning, NOISE: noise},
-        latent=row.latent if row.step else row.track.begun(row.conditioning.get("image_latents"), noise),
+        inputs=replace(row.inputs, conditioning={**given, NOISE: noise}),
+        latent=row.latent if row.step else row.track.begun(given.get("image_latents"), noise),
         region=where,
-        template=recording,
-        tolerance=how.tolerance,
-        skipped=False,
+        reuse=replace(row.reuse, template=recording, tolerance=how.tolerance, skipped=False),
     )
     under = row.adapters.learned_under(row.step)
     if known is None or under is None:
         return taking
     if (found := known.find(recording.id, where, sequences, under)) is not None:
-        return replace(taking, corrections=found)
+        return taking.corrected(found)
     if (wider := known.nearest(recording.id, where, sequences, under)) is None:
         return taking
-    widened = replace(taking, region=wider, corrections=())
+    widened = replace(taking.corrected(()), region=wider)
     if run_ms(widened, how.costs, family.operations) >= run_ms(taking, how.costs, family.operations):
         return taking
     found = known.widened(recording.id, wider, sequences, under)
-    return taking if found is None else replace(widened, corrections=found)
+    return taking if found is None else widened.corrected(found)

@@ -12,6 +12,7 @@ import torch
 
 from giornata.bus.bus import Bus
 from giornata.control.layout import Behind, count_sequences, sum_residuals
+from giornata.control.link.client import ControlLink
 from giornata.control.networks import CPU, device_id
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import control_work, work_of
@@ -43,13 +44,7 @@ from giornata_denoiser.controls.sessions import (
     best_instance,
     control_of,
 )
-from giornata_denoiser.engine.batch_tensors import (
-    ControlExecutor,
-    ControlLost,
-    ControlNotLoaded,
-    NoControls,
-    OfSequences,
-)
+from giornata_denoiser.engine.batch_tensors import ControlLost, ControlPart, OfSequences, check_computed
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_ms
 from giornata_denoiser.rows.row import Row
@@ -156,19 +151,14 @@ def choose_executor(
     return found if exposed_ms(row, found, here) < row.local_ms else None
 
 
-class ControlDispatcher:
-    """Satisfies :class:`giornata_denoiser.engine.batch_tensors.ControlExecutor`.
-
-    A row that is open at an instance is asked there.
-
-    Either executor may be missing.
-    """
+class ControlDispatcher(ControlPart):
+    """Asks an instance for a row that is open there, and computes the others here. Either executor may be missing."""
 
     def __init__(self, local: LocalControls | None, remote: RemoteControls | None) -> None:
         self._local, self._remote = local, remote
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.able`: rows wait until they are open.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.RowPart.able`: rows wait until they are open.
 
         One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
         """
@@ -183,7 +173,7 @@ class ControlDispatcher:
     def residuals(
         self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
     ) -> tuple[OfSequences, ...]:
-        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.residuals`.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlPart.residuals`.
 
         Instances are asked first, and compute while this process does.
         """
@@ -198,13 +188,11 @@ class ControlDispatcher:
         if self._local is not None and here:
             made = self._local.compute([rows[n] for n in here], [whole[n] for n in here])
             found |= {rows[n].key: added for n, added in zip(here, made, strict=True)}
-        for row in rows:
-            if row.key not in found and any(row.adapters.controlling(row.step)):
-                raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
+        check_computed(rows, found)
         return tuple(found.get(row.key, ()) for row in rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.retain`."""
+        """See :meth:`giornata_denoiser.engine.batch_tensors.RowPart.retain`."""
         if self._local is not None:
             self._local.retain(keys)
         if self._remote is not None:
@@ -231,7 +219,7 @@ def dispatcher_of(
     config: DenoiserConfig,
     checkpoint: Checkpoint,
     network: ControlNetTarget,
-    sessions: OpenControls,
+    sessions: OpenControls[ControlLink],
     lost: Callable[[RowKey, Exception], None],
 ) -> ControlDispatcher:
     """Return what computes the checkpoint's ControlNets, and asks in `sessions` for others; `lost` is of its rows."""
@@ -266,10 +254,12 @@ class DenoiserControlNets:
         self._instances, self._sessions = instances, sessions
         self.pool = PoolControls(sessions.lost) if pooled else None
         """Where the rows of a pool are open."""
-        self.controls: ControlExecutor = NoControls()
-        sessions.opened = self.pool or OpenControls()
-        if self.pool is None:
-            self.controls = dispatcher_of(config, checkpoint, network, sessions.opened, sessions.lost)
+        self.controls = ControlPart()
+        if self.pool is not None:
+            sessions.opened = self.pool
+        else:
+            sessions.opened = opened = OpenControls[ControlLink]()
+            self.controls = dispatcher_of(config, checkpoint, network, opened, sessions.lost)
 
     @property
     def base(self) -> ControlBase:
@@ -317,7 +307,7 @@ class DenoiserControlNets:
         """The work of a row whose ControlNets are all here."""
         costs, operations = self._costs.costs, self._checkpoint.family.operations
         network_ms = predicted_ms([with_control_costs(row, {})], costs, operations)
-        base, count = self._network.base, count_sequences(self._network.base.kind, len(row.prompts))
+        base, count = self._network.base, count_sequences(self._network.base.kind, len(row.inputs.prompts))
         nets = [self._checkpoint.controlnets[use.digest] for use in row.adapters.controls]
         behind = [net.behind(base) for net in nets]
         channels = sum(base.channels[block] for block in sum_residuals(behind).first)
@@ -329,10 +319,10 @@ class DenoiserControlNets:
                     work_of(net.card),
                     text=prompt.joint_tokens,
                     image=row.image_tokens,
-                    sequences=len(row.prompts),
+                    sequences=len(row.inputs.prompts),
                 )
                 for net in nets
-                for prompt in row.prompts
+                for prompt in row.inputs.prompts
             ),
             moved_bytes=count * row.computed_tokens * channels * self._checkpoint.family.dtype.itemsize,
             due=residual_timing(base.kind, behind),
@@ -405,6 +395,6 @@ async def control_room(
         yield room
 
 
-def controls_of(room: DenoiserControlNets | None) -> ControlExecutor:
+def controls_of(room: DenoiserControlNets | None) -> ControlPart:
     """Return what an engine asks."""
-    return NoControls() if room is None else room.controls
+    return ControlPart() if room is None else room.controls

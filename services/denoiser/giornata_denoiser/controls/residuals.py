@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -184,7 +184,9 @@ class LocalControls:
             asked = whole[number] or rows[number].region is None
             self._holding.keep(rows[number], acting[number], added, whole=asked)
         return tuple(
-            tuple(AddedResiduals(nth, added[0], added[1].__getitem__) for nth in range(len(row.prompts)))
+            tuple(
+                AddedResiduals(nth, added[0], added[1].__getitem__) for nth in range(len(row.inputs.prompts))
+            )
             if added
             else ()
             for row, added in zip(rows, found, strict=True)
@@ -200,7 +202,9 @@ class LocalControls:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]
         net = acts[0].net
         latents = row.scaled(to_device(row.latent, net.device)).to(net.dtype)
-        return RowStep(acts, row.step, latents, count_sequences(self._network.base.kind, len(row.prompts)))
+        return RowStep(
+            acts, row.step, latents, count_sequences(self._network.base.kind, len(row.inputs.prompts))
+        )
 
     def _act(self, row: Row, nth: int) -> RowControlNet:
         use = row.adapters.controls[nth]
@@ -229,7 +233,7 @@ def control_conditions(row: Row, nth: int) -> ControlConditions:
     return ControlConditions(
         use.image,
         row.grid,
-        tuple(map(control_text, row.prompts)),
+        tuple(map(control_text, row.inputs.prompts)),
         row.track.times,
         use.mode,
     )
@@ -280,13 +284,16 @@ class ControlLinkAddress:
         """Do nothing: there is no connection."""
 
 
+L = TypeVar("L", ControlLink, ControlLinkAddress)
+"""The way to an instance; its address, where a pool's leader opens rows for ranks that ask."""
+
+
 @dataclass(frozen=True, eq=False)
-class ControlNetSession:
+class ControlNetSession(Generic[L]):
     """A row that is open at an instance."""
 
     instance: str
-    link: Any
-    """A :class:`ControlLink`; where a pool's leader has opened the row, a :class:`ControlLinkAddress`."""
+    link: L
     row: str
     """What the instance knows it by."""
     behind: tuple[Behind, ...]
@@ -298,7 +305,7 @@ class PendingResiduals:
     """A request for the residuals of a row's step that has not been answered."""
 
     key: RowKey
-    session: ControlNetSession
+    session: ControlNetSession[ControlLink]
     asked: ControlStepHandle
     sums: ResidualLayout
     sequences: int
@@ -310,14 +317,14 @@ class PendingResiduals:
         return self.asked.arrived == len(self.sums.parts)
 
 
-class OpenControls:
+class OpenControls(Generic[L]):
     """The rows that are open at instances. Sessions come and go in other threads than the engine's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[RowKey, ControlNetSession] = {}
+        self._sessions: dict[RowKey, ControlNetSession[L]] = {}
 
-    def put(self, key: RowKey, session: ControlNetSession) -> None:
+    def put(self, key: RowKey, session: ControlNetSession[L]) -> None:
         """The row is open there from now on."""
         with self._lock:
             self._sessions[key] = session
@@ -327,7 +334,7 @@ class OpenControls:
         with self._lock:
             self._sessions.pop(key, None)
 
-    def session(self, key: RowKey) -> ControlNetSession | None:
+    def session(self, key: RowKey) -> ControlNetSession[L] | None:
         """Return where the row is open."""
         with self._lock:
             return self._sessions.get(key)
@@ -336,12 +343,12 @@ class OpenControls:
         """Return whether the row is open at an instance that can be asked."""
         return self.session(key) is not None
 
-    def over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
+    def over(self, link: L) -> Mapping[RowKey, ControlNetSession[L]]:
         """Return the rows that are open over a link."""
         with self._lock:
             return {key: session for key, session in self._sessions.items() if session.link is link}
 
-    def end(self, key: RowKey, session: ControlNetSession) -> bool:
+    def end(self, key: RowKey, session: ControlNetSession[L]) -> bool:
         """Drop the row if it is open in this session; whether it was."""
         with self._lock:
             current = self._sessions.get(key) is session
@@ -350,7 +357,7 @@ class OpenControls:
         return current
 
 
-class PoolControls(OpenControls):
+class PoolControls(OpenControls[ControlLinkAddress]):
     """The open rows of a pool: its ranks ask for them. `lost` is that of :class:`RemoteControls`."""
 
     def __init__(self, lost: Callable[[RowKey, Exception], None] = lambda _key, _reason: None) -> None:
@@ -363,7 +370,7 @@ class PoolControls(OpenControls):
         waits = elsewhere and any(row.adapters.controlling(row.step)) and not self.has(row.key)
         return None if waits else row
 
-    def lose(self, key: RowKey, session: ControlNetSession | None, reason: str) -> None:
+    def lose(self, key: RowKey, session: ControlNetSession[ControlLinkAddress] | None, reason: str) -> None:
         """A rank could not ask for the row in this session."""
         if session is not None and self.end(key, session):
             self._lost(key, LinkLost(reason))
@@ -385,9 +392,9 @@ class RemoteControls:
         *,
         held_steps: int = 1,
         late_s: float = LATE_S,
-        sessions: OpenControls | None = None,
+        sessions: OpenControls[ControlLink] | None = None,
     ) -> None:
-        self.sessions = sessions or OpenControls()
+        self.sessions = sessions or OpenControls[ControlLink]()
         self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
         self._held_steps, self._late_s = held_steps, late_s
         self._holding: ResidualCache[PendingResiduals] = ResidualCache()
@@ -405,6 +412,7 @@ class RemoteControls:
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Keep nothing of steps of other rows. What the device may still read goes when the next step is asked for."""
+        self._release()
         self._used += self._holding.retain(keys)
         if not keys:
             self._release()
@@ -431,7 +439,7 @@ class RemoteControls:
             raise ControlLost({row.key})
         base = self._network.base
         sums = sum_residuals([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
-        count = count_sequences(base.kind, len(row.prompts))
+        count = count_sequences(base.kind, len(row.inputs.prompts))
         tokens = count * (row.image_tokens if whole else row.computed_tokens)
         try:
             with waits.waiting():  # for room
@@ -454,7 +462,8 @@ class RemoteControls:
     def _read(self, coming: PendingResiduals, row: Row, waits: WaitTimer) -> OfSequences:
         sums = partial(self._sum, coming, waits)
         return tuple(
-            AddedResiduals(nth, coming.sums.behind, sums, coming.whole) for nth in range(len(row.prompts))
+            AddedResiduals(nth, coming.sums.behind, sums, coming.whole)
+            for nth in range(len(row.inputs.prompts))
         )
 
     def _sum(self, coming: PendingResiduals, waits: WaitTimer, index: int) -> Tensor:
@@ -474,14 +483,17 @@ class RemoteControls:
             raise self._gone({coming.key: coming.session}, error, coming) from error
         return to_device(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
 
-    def _as_late(self, coming: PendingResiduals) -> Mapping[RowKey, ControlNetSession]:
+    def _as_late(self, coming: PendingResiduals) -> Mapping[RowKey, ControlNetSession[ControlLink]]:
         """Rows of the same link whose samples are not here either, and were asked for no later than what waits here."""
         pending = {key: self._holding.added(key) for key in self.sessions.over(coming.session.link)}
         late = (each for each in pending.values() if each is not None and not each.here)
         return {coming.key: coming.session, **{each.key: each.session for each in late}}
 
     def _gone(
-        self, rows: Mapping[RowKey, ControlNetSession], error: Exception, read: PendingResiduals | None = None
+        self,
+        rows: Mapping[RowKey, ControlNetSession[ControlLink]],
+        error: Exception,
+        read: PendingResiduals | None = None,
     ) -> ControlLost:
         """These `rows` are not open any longer, and their owners are told. `read` is of no use to any step."""
         keys = set(rows) if read is None else {read.key, *rows}

@@ -78,7 +78,7 @@ def room_bytes(asking: ControlClientInfo, row: Row, behind: Sequence[Behind]) ->
     base = asking.base
     sums = sum_residuals(behind)
     channels = sum(base.channels[block] for block in sums.first)
-    tokens = count_sequences(base.kind, len(row.prompts)) * row.image_tokens
+    tokens = count_sequences(base.kind, len(row.inputs.prompts)) * row.image_tokens
     places = len(sums.parts) + 1
     step = (tokens * channels + row.latent.numel()) * asking.dtype.itemsize + places * ALIGNMENT_BYTES
     return STEPS * step
@@ -148,14 +148,15 @@ class ControlNetInstances:
     async def heard(self, bus: Bus) -> AsyncIterator[None]:
         """Listen to their telemetry within the context."""
         told = subjects.telemetry_of(ServiceName.CONTROLNET)
-        async with bus.listen(told, ServiceState, self._hear) as listening, asyncio.TaskGroup() as tasks:
+        async with bus.listen(told, ServiceState, self.hear) as listening, asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(keep_looking(listening, self._clock, self._look), name="instances")
             try:
                 yield
             finally:
                 looking.cancel()
 
-    def _hear(self, state: ServiceState) -> None:
+    def hear(self, state: ServiceState) -> None:
+        """Take in what an instance tells."""
         self._fleet.observe(state, self._clock.listened_s)
         self._news.set()
 
@@ -172,7 +173,7 @@ class ControlDataPath:
     def __init__(self, link: ControlLink | ControlLinkAddress, size_bytes: int) -> None:
         self.link: Any = link
         self.size_bytes = size_bytes
-        self._free = size_bytes
+        self.free_bytes = size_bytes
         self._changed = asyncio.Event()
 
     async def take(self, wanted_bytes: int) -> None:
@@ -188,14 +189,14 @@ class ControlDataPath:
                 received=f"{wanted_bytes >> 20} MiB",
                 accepted=f"{self.size_bytes >> 20} MiB",
             )
-        while self._free < wanted_bytes:
+        while self.free_bytes < wanted_bytes:
             self._changed.clear()
             await self._changed.wait()
-        self._free -= wanted_bytes
+        self.free_bytes -= wanted_bytes
 
     def give_back(self, taken_bytes: int) -> None:
         """Let others have it."""
-        self._free += taken_bytes
+        self.free_bytes += taken_bytes
         self._changed.set()
 
 
@@ -210,6 +211,12 @@ class DataPathPool:
         self._slab_bytes, self._device = slab_bytes, device
         self._paths: dict[tuple[str, str], asyncio.Task[ControlDataPath]] = {}
         """By instance and address."""
+
+    @property
+    def made(self) -> list[ControlDataPath]:
+        """The paths that could be made."""
+        ended = (making for making in self._paths.values() if making.done() and not making.exception())
+        return [making.result() for making in ended]
 
     async def to(self, instance: str, opened: OpenControlReply) -> ControlDataPath:
         """The data path over which the row that is `opened` can be asked for.
@@ -285,7 +292,8 @@ class ControlNetSessionManager:
         resume: Callable[[str, int], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._open_s = open_s
+        self.open_s = open_s
+        """How long a row may wait for an instance."""
         self._tasks = tasks
         self._bus, self._instances, self._links, self._asking = bus, instances, links, asking
         self._resume = resume
@@ -293,7 +301,7 @@ class ControlNetSessionManager:
         self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
         self._closing: dict[tuple[RowKey, str], asyncio.Task[None]] = {}
         """Rows that an instance is being told to close."""
-        self.opened: OpenControls
+        self.opened: OpenControls[Any]
         """Set by the owner: it tells :meth:`lost`."""
 
     def lost(self, key: RowKey, reason: Exception) -> None:
@@ -357,7 +365,11 @@ class ControlNetSessionManager:
         return ControlNetUnavailable("The row was lost at its ControlNet instances.", received=reasons[-1])
 
     async def _asked_there(
-        self, row: Row, session: ControlNetSession, path: ControlDataPath, losses: asyncio.Queue[Exception]
+        self,
+        row: Row,
+        session: ControlNetSession[Any],
+        path: ControlDataPath,
+        losses: asyncio.Queue[Exception],
     ) -> Exception:
         """Let the engine ask for the row at an instance, until it is lost there: why it is."""
         taken = room_bytes(self._asking, row, session.behind)
@@ -375,7 +387,7 @@ class ControlNetSessionManager:
 
     async def _opened(
         self, request: RunRequest, row: Row, excluded: set[str], *, lost: bool
-    ) -> tuple[ControlNetSession, ControlDataPath]:
+    ) -> tuple[ControlNetSession[Any], ControlDataPath]:
         """The row at an instance that is not excluded; after a while, at any.
 
         One that was `lost` has been open: its ControlNets exist, though nobody may tell of them now.
@@ -389,7 +401,7 @@ class ControlNetSessionManager:
             received=", ".join(use.model for use in row.adapters.controls)
         )
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._open_s):
+            async with asyncio.timeout(self.open_s):
                 if not lost:
                     await self._offered(row, digests)
                 while True:
@@ -426,7 +438,7 @@ class ControlNetSessionManager:
 
     async def _open_at(
         self, state: ServiceState, request: RunRequest, row: Row
-    ) -> tuple[ControlNetSession, ControlDataPath]:
+    ) -> tuple[ControlNetSession[Any], ControlDataPath]:
         """The row at this instance; by its next best data path where one cannot be had after all.
 
         Raises:
@@ -476,7 +488,7 @@ class ControlNetSessionManager:
             base=asking.base,
             grid=row.grid,
             times=tuple(row.track.times.tolist()),
-            sequences=len(row.prompts),
+            sequences=len(row.inputs.prompts),
             acting=tuple((use.first_step, use.end_step) for use in row.adapters.controls),
             computed=computed,
             denoiser=asking.denoiser,

@@ -1,22 +1,142 @@
-"""The inputs of a batch: packed tensors that stay while its rows do, LoRAs, and residuals of ControlNets."""
+"""The inputs of a batch: packed tensors that stay while its rows do, and what LoRAs and ControlNets add to a step."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, Residuals
+from giornata.packed.compute_set import BlockInputs, Residuals, by_sequence
 from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import Segments, to_device
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.families.network import ModelFamily, SequenceInputs
-from giornata_denoiser.rows.row import Row, RowLora
+from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.rows.row import Row, RowInputs
+
+
+class RowPart(ABC):
+    """One kind of part, of all rows of an engine. Another kind is another of these, in the list of the engine's runner.
+
+    What a row takes from templates and from its own steps is no such part, but planned for all rows together: see
+    :class:`giornata_denoiser.engine.step_plan.StepPlanner`. A step cache stands in for the whole forward.
+    """
+
+    def able(self, row: Row) -> Row | None:
+        """`row` as its next step is to be made; None while it has to wait for what it has of this kind."""
+        return row
+
+    @abstractmethod
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
+        """The `uses` of a batch's sequences with what the next steps of `rows` have of this kind.
+
+        Whoever reads what is added may wait for it, which `waits` adds up.
+        """
+
+    def retain(self, keys: Collection[RowKey]) -> None:  # noqa: B027 - most keep nothing of rows
+        """Forget all rows but these."""
+
+
+def with_field(
+    uses: Sequence[BlockInputs], name: str, of_rows: Sequence[Sequence[Any]]
+) -> tuple[BlockInputs, ...]:
+    """The `uses` of a batch's sequences with another value of a field, by row and sequence; None changes nothing."""
+    return tuple(
+        use if value is None else replace(use, **{name: value})
+        for use, value in zip(uses, by_sequence(of_rows), strict=True)
+    )
+
+
+class LoraNotLoaded(LookupError):
+    """A row is to be computed, and a LoRA that acts in its step is not loaded."""
+
+
+class LowRanks(Protocol):
+    """Holds sets of LoRAs on the engine's device, in the network's dtype."""
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        """The set of these LoRAs, sorted; the same object while it stays loaded. None while it is not."""
+
+
+class LoraPart(RowPart):
+    """The LoRAs of rows, as `held` has them; a worker without one has none."""
+
+    def __init__(self, held: LowRanks | None = None) -> None:
+        self._held = held
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        """See :meth:`LowRanks.find`."""
+        return None if self._held is None else self._held.find(loras)
+
+    def able(self, row: Row) -> Row | None:
+        """See :meth:`RowPart.able`.
+
+        LoRAs act from this step on where they were to act later, may join early and are loaded: "Katz: Efficient
+        Workflow Serving for Diffusion Models with Many Adapters", ATC '25, section 6, with a bound. What the row has
+        learned of its template without them is void then: the step is computed in full and corrects again.
+        """
+        adapters = row.adapters
+        if not adapters.loras:
+            return row
+        late = row.step < adapters.loras_from
+        if late and not adapters.joins_early:
+            return row
+        if self.find(adapters.loras) is None:
+            return row if late else None
+        if not late:
+            return row
+        return replace(row.corrected(None), adapters=replace(adapters, loras_from=row.step))
+
+    def sets(self, rows: Sequence[Row]) -> tuple[SequenceLoras | None, ...]:
+        """By row, the set that acts in its next step; None where none is to.
+
+        Raises:
+            LoraNotLoaded: one is to, and is not there: a row is never computed without it.
+        """
+        found: list[SequenceLoras | None] = []
+        for row in rows:
+            loras = row.adapters.loras and row.adapters.acting(row.step)
+            found.append(self.find(loras) if loras else None)
+            if loras and found[-1] is None:
+                digests = [lora.digest for lora in loras]
+                raise LoraNotLoaded(f"row {row.key} has LoRAs {digests}, which are not loaded")
+        return tuple(found)
+
+    def add(
+        self,
+        rows: Sequence[Row],
+        uses: tuple[BlockInputs, ...],
+        waits: WaitTimer,  # noqa: ARG002 - a part's
+    ) -> tuple[BlockInputs, ...]:
+        """See :meth:`RowPart.add`; LoraNotLoaded as :meth:`sets`."""
+        for row in rows:
+            if row.adapters.loras:
+                return with_low_ranks(uses, rows, self.sets(rows))
+        return uses
+
+
+def with_low_ranks(
+    uses: Sequence[BlockInputs], rows: Sequence[Row], low_ranks: Sequence[SequenceLoras | None]
+) -> tuple[BlockInputs, ...]:
+    """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
+    pairs = zip(rows, low_ranks, strict=True)
+    return with_field(uses, "low_rank", [(each,) * len(row.inputs.prompts) for row, each in pairs])
+
+
+def order_by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows in an order in which equal sets are neighbours, the others' order kept."""
+    if not [row for row in rows if row.adapters.loras]:
+        return tuple(rows)
+    return tuple(sorted(rows, key=lambda row: row.adapters.loras))
+
 
 OfSequences = tuple[Residuals, ...]
 """What is added to each sequence of a row; empty where no ControlNet acts."""
@@ -34,50 +154,42 @@ class ControlLost(ConnectionError):
         self.keys = frozenset(keys)
 
 
-class ControlExecutor(Protocol):
-    """Computes ControlNets, or has them computed. :class:`NoControls` is one of a worker that has none."""
+class ControlPart(RowPart):
+    """The ControlNets of rows. A worker that has none has this: a row with some fails at once."""
 
-    def able(self, row: Row) -> Row | None:
-        """`row`, with what its ControlNets cost this process now; None while what acts in its next step has to wait."""
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
+        """See :meth:`RowPart.add`; errors are those of :meth:`residuals`."""
+        for row in rows:
+            if row.adapters.controls:
+                added = self.residuals(rows, computes_every_token(uses, rows), waits)
+                return with_residuals(uses, rows, added)
+        return uses
 
     def residuals(
-        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+        self,
+        rows: Sequence[Row],
+        whole: Sequence[bool],  # noqa: ARG002 - of those that have some
+        waits: WaitTimer,  # noqa: ARG002 - likewise
     ) -> tuple[OfSequences, ...]:
         """Return what the ControlNets of `rows` add in their next steps, by row.
 
-        `whole` tells of each row whether the step computes all of its tokens in some block. Whoever reads a sample may
-        wait for it, which `waits` adds up.
+        `whole` tells of each row whether the step computes all of its tokens in some block.
 
         Raises:
             ControlNotLoaded: one acts and cannot be computed: a row is never computed without it.
             ControlLost: it cannot be computed where it was to be.
         """
-
-    def retain(self, keys: Collection[RowKey]) -> None:
-        """Forget all rows but these."""
-
-
-class NoControls:
-    """A worker that has no ControlNets: a row with some fails at once."""
-
-    def able(self, row: Row) -> Row | None:
-        """Always."""
-        return row
-
-    def residuals(
-        self,
-        rows: Sequence[Row],
-        whole: Sequence[bool],  # noqa: ARG002 - protocol
-        waits: WaitTimer,  # noqa: ARG002 - protocol
-    ) -> tuple[OfSequences, ...]:
-        """Nothing for each row."""
-        for row in rows:
-            if row.adapters.controls and any(row.adapters.controlling(row.step)):
-                raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
+        check_computed(rows, {})
         return ((),) * len(rows)
 
-    def retain(self, keys: Collection[RowKey]) -> None:
-        """Nothing is kept."""
+
+def check_computed(rows: Sequence[Row], keys: Collection[RowKey]) -> None:
+    """Raise ControlNotLoaded where a ControlNet acts on one of `rows` that has none of these `keys`."""
+    for row in rows:
+        if row.key not in keys and any(row.adapters.controlling(row.step)):
+            raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
 
 
 def computes_every_token(uses: Sequence[BlockInputs], rows: Sequence[Row]) -> list[bool]:
@@ -89,88 +201,8 @@ def with_residuals(
     uses: Sequence[BlockInputs], rows: Sequence[Row], residuals: Sequence[OfSequences]
 ) -> tuple[BlockInputs, ...]:
     """The `uses` of a batch's sequences with the residuals of their rows, which are by row."""
-    if not any(residuals):
-        return tuple(uses)
-    positive = [of[0] if of else None for of in residuals]
-    guided = [of[1] if of else None for row, of in zip(rows, residuals, strict=True) if len(row.prompts) > 1]
-    return tuple(
-        use if added is None else replace(use, residuals=added)
-        for use, added in zip(uses, (*positive, *guided), strict=True)
-    )
-
-
-class LowRanks(Protocol):
-    """Holds sets of LoRAs on the engine's device, in the network's dtype."""
-
-    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
-        """The set of these LoRAs, sorted; the same object while it stays loaded. None while it is not."""
-
-
-class NoLoras:
-    """A worker that holds no LoRAs."""
-
-    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:  # noqa: ARG002 - protocol
-        """None."""
-        return None
-
-
-class LoraNotLoaded(LookupError):
-    """A row is to be computed, and a LoRA that acts in its step is not loaded."""
-
-
-def acting_set(row: Row, low_ranks: LowRanks) -> SequenceLoras | None:
-    """The set that acts in the row's next step; None where none is to.
-
-    Raises:
-        LoraNotLoaded: one is to, and is not there: the row is never computed without it.
-    """
-    loras = row.adapters.acting(row.step)
-    if not loras:
-        return None
-    found = low_ranks.find(loras)
-    if found is None:
-        raise LoraNotLoaded(
-            f"row {row.key} has LoRAs {[lora.digest for lora in loras]}, which are not loaded"
-        )
-    return found
-
-
-def order_by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows in an order in which equal sets are neighbours, the others' order kept."""
-    if not [row for row in rows if row.adapters.loras]:
-        return tuple(rows)
-    return tuple(sorted(rows, key=lambda row: row.adapters.loras))
-
-
-def with_low_ranks(
-    uses: Sequence[BlockInputs], rows: Sequence[Row], low_ranks: Sequence[SequenceLoras | None]
-) -> tuple[BlockInputs, ...]:
-    """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
-    guided = (low_rank for row, low_rank in zip(rows, low_ranks, strict=True) if len(row.prompts) > 1)
-    return tuple(
-        use if low_rank is None else replace(use, low_rank=low_rank)
-        for use, low_rank in zip(uses, (*low_ranks, *guided), strict=True)
-    )
-
-
-def ready_row(row: Row, low_ranks: LowRanks) -> Row | None:
-    """`row` as it makes its next step; None while it has to wait for its LoRAs.
-
-    They act from this step on where they were to act later, may join early and are loaded: "Katz: Efficient Workflow
-    Serving for Diffusion Models with Many Adapters", ATC '25, §6, with a bound. What the row has learned of its
-    template without them is void then: the step is computed in full and corrects again.
-    """
-    adapters = row.adapters
-    if not adapters.loras:
-        return row
-    late = row.step < adapters.loras_from
-    if late and not adapters.joins_early:
-        return row
-    if low_ranks.find(adapters.loras) is None:
-        return row if late else None
-    if not late:
-        return row
-    return replace(row, adapters=replace(adapters, loras_from=row.step), corrections=None)
+    pairs = zip(rows, residuals, strict=True)
+    return with_field(uses, "residuals", [of or (None,) * len(row.inputs.prompts) for row, of in pairs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +212,8 @@ class DeviceInputs:
     sequences: tuple[SequenceInputs, ...]
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each."""
-    source: Mapping[str, Tensor]
-    """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
+    source: RowInputs
+    """What they are copies of."""
     matrices: Tensor
     """(steps, states, 2 + states): those of the row's track."""
     low_rank: SequenceLoras | None = None
@@ -193,23 +225,29 @@ def place_inputs(row: Row, family: ModelFamily, low_rank: SequenceLoras | None =
 
     They are for steps in which `low_rank` acts.
     """
-    device = family.device
+    device, inputs = family.device, row.inputs
     region = None if row.region is None else row.region.on(device)
-    prompts, times = [prompt.to(device) for prompt in row.prompts], to_device(row.track.times, device)
-    conditioning = {name: to_device(tensor, device) for name, tensor in row.conditioning.items()}
+    prompts, times = [prompt.to(device) for prompt in inputs.prompts], to_device(row.track.times, device)
+    conditioning = {name: to_device(tensor, device) for name, tensor in inputs.conditioning.items()}
     prepared = (
-        family.network.prepare(prompt, times, conditioning, row.beside, low_rank=low_rank)
+        family.network.prepare(prompt, times, conditioning, inputs.beside, low_rank=low_rank)
         for prompt in prompts
     )
     return DeviceInputs(
         tuple(
             SequenceInputs(
-                prompt, row.grid, region, row.companions, made, row.beside, half if len(prompts) > 1 else None
+                prompt,
+                row.grid,
+                region,
+                inputs.companions,
+                made,
+                inputs.beside,
+                half if len(prompts) > 1 else None,
             )
             for half, (prompt, made) in enumerate(zip(prompts, prepared, strict=True))
         ),
         conditioning,
-        row.conditioning,
+        inputs,
         to_device(row.track.matrices, device),
         low_rank,
     )
@@ -264,7 +302,7 @@ def assemble(
     """
     device = family.device
     placed = [place_inputs(row, family) for row in rows] if placed is None else placed
-    guided = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
+    guided = [index for index, row in enumerate(rows) if len(row.inputs.prompts) > 1]
     lengths = [row.computed_tokens for row in rows]
     row_of_computed = Segments(tuple(lengths)).sequence
     parts = [each.sequences[0].region for each in placed]
@@ -301,7 +339,7 @@ def _guided(
     chosen = torch.tensor(indices)
     row_of_token = Segments(tuple(row.image_tokens for row in rows)).sequence
     computed = torch.isin(row_of_computed, chosen).nonzero().squeeze(1)
-    scales = torch.tensor([row.true_cfg_scale for row in rows], dtype=torch.float32)
+    scales = torch.tensor([row.inputs.true_cfg_scale for row in rows], dtype=torch.float32)
     return GuidedRows(
         rows=tuple(indices),
         tokens=to_device(torch.isin(row_of_token, chosen).nonzero().squeeze(1), device),
@@ -311,28 +349,30 @@ def _guided(
 
 
 class BatchAssembler:
-    """Places the rows of one engine and assembles them."""
+    """Places the rows of one engine, under the LoRAs that act, and assembles them."""
 
-    def __init__(self, family: ModelFamily) -> None:
-        self._family = family
+    def __init__(self, family: ModelFamily, loras: LoraPart) -> None:
+        self._family, self._loras = family, loras
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: dict[
             bool, tuple[tuple[Row, ...], tuple[SequenceLoras | None, ...], BatchTensors]
         ] = {}
         """The last assembly of rows that the network computes, and the last of others, with rows and LoRAs."""
 
-    def of(
-        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...], *, computes: bool = True
-    ) -> BatchTensors:
+    def of(self, rows: tuple[Row, ...], *, computes: bool = True) -> BatchTensors:
         """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined.
 
         Rows of which the network `computes` nothing have one of their own.
+
+        Raises:
+            LoraNotLoaded: one acts in a step of a row, and is not there.
         """
+        low_ranks = self._loras.sets(rows)
         found = self._assembled.get(computes)
         if found and found[1] == low_ranks and len(found[0]) == len(rows):
-            # Every row is built with conditioning of its own: only latents and steps differ.
+            # Every row is built with inputs of its own: only latents and steps differ.
             pairs = zip(found[0], rows, strict=True)
-            if not [row for known, row in pairs if known.conditioning is not row.conditioning]:
+            if not [row for known, row in pairs if known.inputs is not row.inputs]:
                 return found[2]
         del found
         self._assembled.pop(computes, None)  # freed before the next is made
@@ -340,6 +380,12 @@ class BatchAssembler:
         assembly = assemble(self._family, rows, placed, computes=computes)
         self._assembled[computes] = rows, low_ranks, assembly
         return assembly
+
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows whose inputs are held, alone or in an assembly."""
+        assembled = (rows for rows, _, _ in self._assembled.values())
+        return frozenset(self._placed).union(row.key for rows in assembled for row in rows)
 
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
         """Forget all rows but these, and the assembly where the engine is `resting`."""
@@ -351,6 +397,6 @@ class BatchAssembler:
     def _placed_row(self, row: Row, low_rank: SequenceLoras | None) -> DeviceInputs:
         """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
-        if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
+        if placed is None or placed.source is not row.inputs or placed.low_rank is not low_rank:
             placed = self._placed[row.key] = place_inputs(row, self._family, low_rank)
         return placed

@@ -198,7 +198,8 @@ def extrapolated_step(
     outputs = torch.cat(by_sequence([list(answer) for answer in answers]))
     made = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
     return [
-        each._replace(skipped=len(row.prompts) * family.depth) for each, row in zip(made, rows, strict=True)
+        each._replace(skipped=len(row.inputs.prompts) * family.depth)
+        for each, row in zip(made, rows, strict=True)
     ]
 
 
@@ -223,7 +224,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     made: list[RowOutput] = []
     for index, (row, state) in enumerate(zip(rows, states, strict=True)):
         clean, memory = None, state.memory
-        if row.partial_images and row.next_preview is not None:
+        if row.wishes.partial_images and row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
             clean = _completed(family, assembly, index, row, end, row.steps)

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.scheduling.batch import BatchingMode, Capacity, RowBatch, RowKey
-from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks, order_by_set
+from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks, order_by_set
 from giornata_denoiser.engine.model_runner import Judge, ModelRunner, StepReport
 from giornata_denoiser.engine.step_budget import MemoryLimit, StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
@@ -80,7 +80,7 @@ class Engine:
         trace: LaneTracer = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
-        controls: ControlExecutor | None = None,
+        controls: ControlPart | None = None,
     ) -> None:
         self.family = family
         how = reusing or ReuseOptions()

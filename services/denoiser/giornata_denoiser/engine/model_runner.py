@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import UNTRACED, LaneTracer, TraceLane
 from giornata.planning.operations import StepWork
 from giornata.scheduling.batch import RowKey
@@ -20,17 +19,12 @@ from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepCacheCounters, StepSample
 from giornata_denoiser.engine.batch_tensors import (
     BatchAssembler,
-    ControlExecutor,
     ControlLost,
+    ControlPart,
     LoraNotLoaded,
+    LoraPart,
     LowRanks,
-    NoControls,
-    NoLoras,
-    acting_set,
-    computes_every_token,
-    ready_row,
-    with_low_ranks,
-    with_residuals,
+    RowPart,
 )
 from giornata_denoiser.engine.denoise_step import RowOutput, denoise_step, extrapolated_step
 from giornata_denoiser.engine.loading import hosting_for
@@ -175,7 +169,7 @@ class ModelRunner:
         trace: LaneTracer = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
-        controls: ControlExecutor | None = None,
+        controls: ControlPart | None = None,
         ran_out: Callable[[Sequence[Row]], object] = lambda _: None,
     ) -> None:
         self.family = family
@@ -190,9 +184,9 @@ class ModelRunner:
         self._model, self._learns = how.model, how.correction_bits is not None
         self._ran_out = ran_out
         self._clock, self._trace = clock, trace
-        self._low_ranks = low_ranks or NoLoras()
-        self._controls = controls or NoControls()
-        self.placing = BatchAssembler(family)
+        loras = LoraPart(low_ranks)
+        self._parts: tuple[RowPart, ...] = (loras, controls or ControlPart())
+        self.placing = BatchAssembler(family, loras)
         self._waits, self._control_waits = WaitTimer(clock), WaitTimer(clock)
         self.hosting = hosting_for(family.device, self._waits)
         self.sources = StepPlanner(family, how, self._waits, trace)
@@ -200,8 +194,10 @@ class ModelRunner:
 
     def able(self, row: Row) -> Row | None:
         """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
-        now = ready_row(row, self._low_ranks)
-        return None if now is None else self._controls.able(now)
+        now: Row | None = row
+        for part in self._parts:
+            now = now and part.able(now)
+        return now
 
     def retain(self, joined: Collection[RowKey], present: Sequence[Row], *, resting: bool) -> None:
         """Forget all rows but these, and the assembly where the next step has no rows: the engine is `resting`.
@@ -210,7 +206,8 @@ class ModelRunner:
         """
         self.sources.retain(joined)
         self._forget_checks([row.key for row in present])
-        self._controls.retain(joined)
+        for part in self._parts:
+            part.retain(joined)
         self.placing.retain(joined, resting=resting)
 
     def rest(self, present: Collection[RowKey]) -> None:
@@ -246,7 +243,7 @@ class ModelRunner:
             if self.family.group:  # the others would not compute the rows alone
                 raise
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            plain = len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every
+            plain = len(rows) == 1 and rows[0].reuse.template is None and not rows[0].reuse.renewed_every
             if plain and (roomy or not out_of_memory):
                 return StepReport(began, self._clock(), failed=(FailedRow(rows[0], row_error(error)),))
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
@@ -274,9 +271,15 @@ class ModelRunner:
         with self._trace.span(TraceLane.STEP, f"{len(rows)} rows"):
             return self._forward(rows)
 
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows of which anything is held."""
+        return self.sources.keys | self.placing.keys | self._unread.keys()
+
     def _give_back(self) -> None:
         self.sources.rest()
-        self._controls.retain(())
+        for part in self._parts:
+            part.retain(())
         self.placing.retain((), resting=True)
 
     def _forget_checks(self, present: Collection[RowKey]) -> None:
@@ -314,7 +317,7 @@ class ModelRunner:
         for row, made, picture, entry in zip(rows, stepped, pictures, entries, strict=True):
             if row.step_cache is not None:
                 skipped += made.skipped
-                computed += len(row.prompts) * depth - made.skipped
+                computed += len(row.inputs.prompts) * depth - made.skipped
             if row.key in poisoned:
                 continue
             if picture is not None and (at := row.next_preview) is not None:
@@ -342,42 +345,34 @@ class ModelRunner:
 
     def _made(self, rows: tuple[Row, ...]) -> tuple[list[RowOutput], StepPlan, float]:
         """Return what a step makes of `rows`, its plan, and when its forward was assembled."""
-        low_ranks = tuple([acting_set(row, self._low_ranks) if row.adapters.loras else None for row in rows])
         known: dict[int, TaylorExpansion] = {}
         for index, row in enumerate(rows):
-            if row.cached and (found := extrapolated(row, learns=self._learns)) is not None:
+            if row.step_cache and (found := extrapolated(row, learns=self._learns)) is not None:
                 known[index] = found
         if not known:
-            return self._computed(rows, low_ranks)
+            return self._computed(rows)
         others = tuple(rows[index] for index in known)
-        assembly = self.placing.of(others, tuple(low_ranks[index] for index in known), computes=False)
+        assembly = self.placing.of(others, computes=False)
         stepped = extrapolated_step(self.family, assembly, others, list(known.values()))
         results, plan, assembled = dict(zip(known, stepped, strict=True)), StepPlan(), self._clock()
         computed = [index for index in range(len(rows)) if index not in known]
         if computed:
-            made, plan, assembled = self._computed(
-                tuple(rows[index] for index in computed), tuple(low_ranks[index] for index in computed)
-            )
+            made, plan, assembled = self._computed(tuple(rows[index] for index in computed))
             results |= dict(zip(computed, made, strict=True))
         if plan.sample is not None:
             skipped = plan.sample.skipped_blocks + sum(each.skipped for each in stepped)
             plan = replace(plan, sample=plan.sample.model_copy(update={"skipped_blocks": skipped}))
         return [results[index] for index in range(len(rows))], plan, assembled
 
-    def _computed(
-        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]
-    ) -> tuple[list[RowOutput], StepPlan, float]:
+    def _computed(self, rows: tuple[Row, ...]) -> tuple[list[RowOutput], StepPlan, float]:
         """:meth:`_made` of rows that the network computes."""
-        assembly = self.placing.of(rows, low_ranks)
+        assembly = self.placing.of(rows)
         assembled = self._clock()
         plan = self.sources.step(rows)
         self._waits.total_s = 0.0
         uses = plan.uses
-        if any(low_ranks):
-            uses = with_low_ranks(uses, rows, low_ranks)
-        added = self._controls.residuals(rows, computes_every_token(uses, rows), self._control_waits)
-        if any(added):
-            uses = with_residuals(uses, rows, added)
+        for part in self._parts:
+            uses = part.add(rows, uses, self._control_waits)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
         return stepped, plan, assembled
 
@@ -406,7 +401,7 @@ class ModelRunner:
             unread = self._unread.pop(row.key, None)
             if (
                 unread is not None
-                and unread.before.conditioning is row.conditioning  # else another row of its name
+                and unread.before.inputs is row.inputs  # else another row of its name
                 and not unread.verdict.read()[unread.place]
             ):
                 poisoned[row.key] = unread.before

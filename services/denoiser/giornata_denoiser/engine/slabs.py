@@ -105,9 +105,9 @@ class CacheSharder:
     def fitting(self, row: Row) -> Row:
         """`row` without corrections of which another group has learned parts: it learns its own in a step in full."""
         fit = {"", self._family.group}
-        if row.corrections is None or all(each.group in fit for each in row.corrections):
+        if row.reuse.corrections is None or all(each.group in fit for each in row.reuse.corrections):
             return row
-        return replace(row, corrections=None)
+        return row.corrected(None)
 
     def _block(self, share: Shard, block: int, kept: CachedBlock) -> CachedBlock:
         if kept.key is None or kept.value is None:

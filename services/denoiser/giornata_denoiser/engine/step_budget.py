@@ -65,7 +65,7 @@ def predicted_work(rows: Sequence[Row], operations: NetworkOperations) -> StepWo
 
 def masked_modes(row: Row, blocks: int) -> tuple[BlockMode, ...]:
     """The modes of so many blocks in a step that computes the row's region, and of the rest as little as can be."""
-    return (BlockMode.KV,) * blocks if row.template is None else row.template.entries[0].modes
+    return (BlockMode.KV,) * blocks if row.reuse.template is None else row.reuse.template.entries[0].modes
 
 
 def step_bytes(rows: Sequence[Row], budget: StepBudget, family: ModelFamily) -> float:
@@ -74,10 +74,10 @@ def step_bytes(rows: Sequence[Row], budget: StepBudget, family: ModelFamily) -> 
     if keeps_slabs(family):
         taken = sum(slab_bytes(row, family.dtype.itemsize) for row in rows)
     else:  # entries as they are stored, which rows of one template share; they may have left the device's tier
-        taken = sum({id(row.template): entry_bytes(row) for row in rows}.values())
+        taken = sum({id(row.reuse.template): entry_bytes(row) for row in rows}.values())
         held += taken + _convolved_bytes(rows, family)
     # Prefixes are computed one after the other, before the step itself.
-    prefix = max((tokens for row in rows for tokens in row.prefix), default=0)
+    prefix = max((tokens for row in rows for tokens in row.inputs.prefix), default=0)
     even = budget.even_bytes if _even(rows) else None
     each = budget.activation_bytes if even is None else even
     return held + min(budget.ahead_bytes, taken) + each * max(prefix, sum(row.tokens for row in rows))
@@ -85,19 +85,21 @@ def step_bytes(rows: Sequence[Row], budget: StepBudget, family: ModelFamily) -> 
 
 def _even(rows: Sequence[Row]) -> bool:
     """Whether all sequences are equally long, now and later; companions may be modulated as sequences of their own."""
-    steps = {(row.step, row.masked, row.steps_in_full, row.renewed_every, row.renewed_later) for row in rows}
+    steps = {
+        (row.step, row.masked, row.steps_in_full, row.reuse.renewed_every, row.reuse.renewed_later)
+        for row in rows
+    }
     alike = len({shape for row in rows for shape in row.shapes}) == 1
     alike = alike and (len(steps) == 1 or all(row.region is None for row in rows))
-    return alike and all(row.companions in {0, row.image_tokens} for row in rows)
+    return alike and all(row.inputs.companions in {0, row.image_tokens} for row in rows)
 
 
 def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
     """The most that a row holds in a step: its tensors, what it takes from a template and learns, what it records."""
-    held = sum(tensor.nbytes for tensor in (row.latent, *row.conditioning.values()))
+    held = row.latent.nbytes + row.inputs.size_bytes
     held += row.track.remembered * row.latent.numel() * max(family.dtype.itemsize, 4)  # float32 at least
-    held += sum(prompt.size_bytes for prompt in row.prompts)
     itemsize = family.dtype.itemsize
-    held += row.steps * len(row.prompts) * family.network.prepared_bytes
+    held += row.steps * len(row.inputs.prompts) * family.network.prepared_bytes
     held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, family)
     held += correction_bytes(row, itemsize, correction_bits) + cache_bytes(row)
@@ -113,9 +115,9 @@ def keeps_slabs(family: ModelFamily) -> bool:
 
 def entry_bytes(row: Row) -> int:
     """The most that one entry of a row's template takes as it is stored; 0 for a row that takes from none."""
-    if row.template is None or row.region is None:
+    if row.reuse.template is None or row.region is None:
         return 0
-    return max((entry.size_bytes for entry in row.template.entries), default=0)
+    return max((entry.size_bytes for entry in row.reuse.template.entries), default=0)
 
 
 def attended_bytes(row: Row, family: ModelFamily) -> int:
@@ -123,7 +125,7 @@ def attended_bytes(row: Row, family: ModelFamily) -> int:
 
     A UNet has those of outside tokens twice, by cell and beside the row's own, and fewer other activations (`FED`).
     """
-    if row.template is None or row.region is None:
+    if row.reuse.template is None or row.region is None:
         return 0
     unet = is_all_or_nothing(family.specs)
     outside = len(row.region.outside) * (2 if unet else 1)
@@ -134,7 +136,7 @@ def attended_bytes(row: Row, family: ModelFamily) -> int:
                     0,
                     _taken_bytes(kept, BlockMode.KV, own - unet * FED * own, outside, family.dtype.itemsize),
                 )
-                for kept in row.template.entries[0].blocks
+                for kept in row.reuse.template.entries[0].blocks
                 if kept.key is not None
             ),
             default=0,
@@ -150,7 +152,7 @@ def _convolved_bytes(rows: Sequence[Row], family: ModelFamily) -> int:
     in less than twice the bytes of the result; then it gathers the windows of all tiles. The profile's activations are
     those of whole pictures, whose convolutions gather nothing.
     """
-    masked = [row for row in rows if row.masked and row.template is not None]
+    masked = [row for row in rows if row.masked and row.reuse.template is not None]
     if not masked or not is_all_or_nothing(family.specs):
         return 0
     kept = max(spec.channels([BlockMode.KV]) for spec in family.specs if not spec.heads)
@@ -162,9 +164,9 @@ def _convolved_bytes(rows: Sequence[Row], family: ModelFamily) -> int:
 
 def slab_bytes(row: Row, itemsize: int) -> int:
     """Bytes of the slabs of one entry, for all sequences of a row; 0 for a row that takes from no template."""
-    if row.template is None or row.region is None:
+    if row.reuse.template is None or row.region is None:
         return 0
-    entry, outside = row.template.entries[0], len(row.region.outside)
+    entry, outside = row.reuse.template.entries[0], len(row.region.outside)
     return sum(
         _taken_bytes(kept, mode, own, outside, itemsize)
         for kept, mode in zip(entry.blocks, entry.modes, strict=True)
@@ -186,13 +188,13 @@ def _taken_bytes(kept: CachedBlock, mode: BlockMode, own: int, outside: int, ite
 
 def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
     """Bytes of the corrections that a row has, or will learn in `bits`."""
-    if row.template is None or row.region is None or bits is None:
+    if row.reuse.template is None or row.region is None or bits is None:
         return 0
-    if row.corrections is not None:
-        return sum(correction.size_bytes for correction in row.corrections)
-    kept = [part.shape[1] for block in row.template.entries[0].blocks for part in block.parts]
+    if row.reuse.corrections is not None:
+        return sum(correction.size_bytes for correction in row.reuse.corrections)
+    kept = [part.shape[1] for block in row.reuse.template.entries[0].blocks for part in block.parts]
     outside = len(row.region.outside)
-    return len(row.prompts) * sum(stored_bytes(outside, channels, bits, itemsize) for channels in kept)
+    return len(row.inputs.prompts) * sum(stored_bytes(outside, channels, bits, itemsize) for channels in kept)
 
 
 def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
@@ -203,7 +205,7 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
     if row.region is None or not row.renews:
         return 0
     outside, itemsize = len(row.region.outside), family.dtype.itemsize
-    own, prompts = sum(row.own_tokens), len(row.prompts)
+    own, prompts = sum(row.own_tokens), len(row.inputs.prompts)
     channels = [spec.channels([BlockMode.KV]) for spec in family.specs]
     attended = [  # keys and values alone have room for the row's own
         itemsize * width * (prompts * outside + (own if spec.heads else 0))
@@ -217,7 +219,7 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
 
 def _prefix_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the keys and values of a row's prefixes, in the network's dtype."""
-    tokens = sum(row.prefix)
+    tokens = sum(row.inputs.prefix)
     channels = sum(spec.channels([BlockMode.KV]) for spec in family.specs) if tokens else 0
     return tokens * channels * family.dtype.itemsize
 
@@ -248,9 +250,10 @@ def reuse_profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     Without corrections its first step is computed in full anyway. Its loads are spread over all: every entry is loaded
     once.
     """
-    if (row.template is None and row.renewed_every < 2) or (row.steps < 2 and row.corrections is None):
+    reuse = row.reuse
+    if (reuse.template is None and reuse.renewed_every < 2) or (row.steps < 2 and reuse.corrections is None):
         return False
-    entries = 0 if row.template is None else min(len(row.template.entries), row.steps)
+    entries = 0 if reuse.template is None else min(len(reuse.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
     shapes = row.shaped(padding_kept=True)
     return worth_reusing(costs, family.operations, shapes, masked_modes(row, family.depth), bytes_a_step)
@@ -260,7 +263,7 @@ def run_ms(row: Row, costs: StepCosts, operations: NetworkOperations) -> float:
     """Predicted time of all steps of a row that takes anything and has not begun, alone and waiting for no load."""
     whole, masked = (
         predicted_ms([each], costs, operations)
-        for each in (replace(row, corrections=None), replace(row, degree=1, step=1))
+        for each in (row.corrected(None), replace(row, degree=1, step=1))
     )
     left = row.steps - row.step
     in_full = min(row.steps_in_full, left)

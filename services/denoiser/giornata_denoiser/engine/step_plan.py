@@ -22,14 +22,13 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.plans import (
+from giornata.planning.plans import BatchPlanner, plan_batch
+from giornata.planning.row_blocks import (
     SLABS,
-    BatchPlanner,
     BatchRow,
     BlockLoads,
     Counts,
     LoadLink,
-    plan_batch,
     row_blocks,
     slab_unit,
     takes,
@@ -151,9 +150,9 @@ class RunningRow:
         """Return whether `row` is this row some steps later, under the same LoRAs, and not another row of its name."""
         was = self.row
         return (
-            row.conditioning is was.conditioning
-            and row.template is was.template
-            and row.renewed_every == was.renewed_every
+            row.inputs is was.inputs
+            and row.reuse.template is was.reuse.template
+            and row.reuse.renewed_every == was.reuse.renewed_every
             and (
                 not (row.adapters.loras or was.adapters.loras)
                 or row.adapters.acting(row.step) == was.adapters.acting(was.step)
@@ -237,9 +236,13 @@ class RunningRow:
     def reuse_of(self, entry: Entry) -> EntryReuse:
         """Return what serves the row from `entry`, nothing of it loaded."""
         row, planner = self.row, self._planner
-        corrections: Sequence[Correction | None] = (None,) * len(row.prompts)
-        if row.corrections is not None and row.region is not None and planner.correction_bits is not None:
-            corrections = [planner.sharder.correction(each, row.region) for each in row.corrections]
+        corrections: Sequence[Correction | None] = (None,) * len(row.inputs.prompts)
+        if (
+            row.reuse.corrections is not None
+            and row.region is not None
+            and planner.correction_bits is not None
+        ):
+            corrections = [planner.sharder.correction(each, row.region) for each in row.reuse.corrections]
         slabs = tuple(
             planner.slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
@@ -257,7 +260,7 @@ class RunningRow:
         return self._inputs[1]
 
     def _made_inputs(self, blocks: int) -> tuple[BlockInputs, ...]:
-        made = [BlockInputs()] * len(self.row.prompts)
+        made = [BlockInputs()] * len(self.row.inputs.prompts)
         if not self.full:
             sources = self._own or (() if self.served is None else self.served.slabs)
             made = [BlockInputs(CachedTokens(self.modes(blocks), source)) for source in sources]
@@ -286,7 +289,7 @@ class RunningRow:
     def _learning(self, served: EntryReuse) -> EntryReuse | None:
         """A step without corrections is computed in full and teaches them; None where no later step needs them."""
         bits = self._planner.correction_bits
-        if bits is None or self.row.region is None or self.row.corrections is not None:
+        if bits is None or self.row.region is None or self.row.reuse.corrections is not None:
             return served
         if not any(self._entries[self.row.step + 1 :]):
             return None
@@ -299,10 +302,10 @@ def _entries(row: Row) -> tuple[Entry | None, ...]:
 
     A row without a region takes nothing.
     """
-    if row.template is None or row.region is None:
+    if row.reuse.template is None or row.region is None:
         return (None,) * (row.steps + 1)
     levels = row.track.levels[: row.steps].tolist()
-    return (*row.template.at_each(levels, row.tolerance), None)
+    return (*row.reuse.template.at_each(levels, row.reuse.tolerance), None)
 
 
 class CountedStep(NamedTuple):
@@ -416,6 +419,11 @@ class StepPlanner:
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
 
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows of which something that they take is held."""
+        return frozenset(self._running)
+
     def retain(self, keys: Collection[RowKey]) -> None:
         """Forget all rows but these."""
         for key in self._running.keys() - keys:
@@ -456,10 +464,10 @@ class StepPlanner:
 
     def _advanced(self, row: Row) -> RunningRow:
         if row.joins_loras:  # what was learned without them corrects nothing any more
-            row = replace(row, corrections=None)
+            row = row.corrected(None)
         running = self._running.get(row.key)
-        if row.corrections is not None and (
-            running is None or row.corrections is not running.row.corrections
+        if row.reuse.corrections is not None and (
+            running is None or row.reuse.corrections is not running.row.reuse.corrections
         ):
             row = self.sharder.fitting(row)
         if running is None or not running.is_of(row):
@@ -583,7 +591,9 @@ class StepPlanner:
             raise ValueError(f"row {row.key} records nothing, or in a group: one device records alone")
         picture, device = None, self._family.device
         if row.background and not self._family.network.blends:
-            latent, noise = (to_device(part, device) for part in (row.latent, row.conditioning["noise"]))
+            latent, noise = (
+                to_device(part, device) for part in (row.latent, row.inputs.conditioning["noise"])
+            )
             picture = row.track.picture(latent, noise, row.step)
         return EntryRecorder(row.level, self._family.depth, row.records, picture)
 

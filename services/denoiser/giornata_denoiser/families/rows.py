@@ -13,8 +13,9 @@ from giornata.wire.errors import SchemaMismatch
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import named_references
 from giornata_denoiser.families.network import REFERENCES, ModelFamily
-from giornata_denoiser.rows.row import GENERATOR, Adapters, Prompt, Row, SamplerTable, Snapshot
-from giornata_denoiser.rows.row import NONE as NO_ADAPTERS
+from giornata_denoiser.rows.adapters import NONE as NO_ADAPTERS
+from giornata_denoiser.rows.adapters import Adapters
+from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, RowInputs, RowWishes, SamplerTable, Snapshot
 
 NOISE = "noise"
 
@@ -81,13 +82,15 @@ def build_row(
         latent=state.latent,
         memory=state.memory,
         generator=_checked(state.generator) if any(track.draws) else None,
-        prompts=prompts,
-        true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
-        conditioning=fields,
-        companions=family.network.companions(grid, given, generated=generated),
-        beside=beside,
-        prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
-        partial_images=partial_images,
+        inputs=RowInputs(
+            prompts,
+            fields,
+            1.0 if true_cfg_scale is None else true_cfg_scale,
+            beside,
+            family.network.companions(grid, given, generated=generated),
+            prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
+        ),
+        wishes=RowWishes(partial_images),
         adapters=adapters,
     )
 

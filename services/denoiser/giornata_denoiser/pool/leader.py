@@ -32,7 +32,7 @@ from giornata.wire.workers import RankPhase, RankState, StepCacheCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.residuals import PoolControls
-from giornata_denoiser.engine.batch_tensors import LowRanks, NoLoras, ready_row
+from giornata_denoiser.engine.batch_tensors import LoraPart, LowRanks
 from giornata_denoiser.engine.engine import EngineState
 from giornata_denoiser.engine.model_runner import FailedRow, RowPreview, StepReport
 from giornata_denoiser.pool.messages import (
@@ -105,7 +105,7 @@ class DevicePool:
     ) -> None:
         self._ranks, self._arena, self._rule, self._groups, self._times = ranks, arena, rule, groups, times
         self._on_report, self._on_crash, self._clock = on_report, on_crash, clock
-        self._low_ranks, self._controls = low_ranks or NoLoras(), controls or PoolControls()
+        self._loras, self._controls = LoraPart(low_ranks), controls or PoolControls()
         self._store, self._state, self._epochs = SharedRowStore(arena), PoolState(times.of), GroupEpochs()
         self._lock = threading.Lock()
         self._arriving: dict[RowKey, Row] = {}
@@ -347,7 +347,7 @@ class DevicePool:
         late: set[RowKey] = set()
         for key, held in self._state.rows.items():
             row = replace(held.row, step=held.row.step + len(held.flights)) if held.flights else held.row
-            now = ready_row(row, self._low_ranks)
+            now = self._loras.able(row)
             now = None if now is None else self._controls.able(now)
             if now is None:
                 late.add(key)
@@ -403,7 +403,7 @@ class DevicePool:
     def _acting(self, row: Row, step: int) -> SequenceLoras | None:
         """The LoRAs that act in a step of `row`; a rank fails the step where they are missing."""
         loras = row.adapters.acting(step)
-        return self._low_ranks.find(loras) if loras else None
+        return self._loras.find(loras) if loras else None
 
     def _seconds(self, begin: StepStart, rows: Mapping[Hashable, PoolRow]) -> float:
         """Return how long a step is predicted to take."""

@@ -36,7 +36,16 @@ from giornata_denoiser.pool.shared_memory import (
     TensorPlaces,
     dtype_name,
 )
-from giornata_denoiser.rows.row import Adapters, Prompt, RecordingSpec, Row, RowControl, RowLora, SamplerTable
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.row import (
+    Prompt,
+    RecordingSpec,
+    Row,
+    RowInputs,
+    RowReuse,
+    RowWishes,
+    SamplerTable,
+)
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
 
@@ -120,12 +129,12 @@ class OrderedRow:
     leaves: bool = False
     """Whether a fresh row records its steps for later edits, as far as it was put so."""
     loras_from: int = 0
-    """As :attr:`giornata_denoiser.rows.row.Adapters.loras_from`: LoRAs may join after the row was put."""
+    """As :attr:`giornata_denoiser.rows.adapters.Adapters.loras_from`: LoRAs may join after the row was put."""
     remembers: ExpansionHead | None = None
     """What a fresh row's step cache remembers; the factors are in its slab."""
     low_rank: int | None = None
     """Number of the set of LoRAs that act in the step, if any do."""
-    session: ControlNetSession | None = None
+    session: ControlNetSession[ControlLinkAddress] | None = None
     """Where the row is open for its ControlNets, by an address; None where ranks compute them, or it has none."""
 
 
@@ -291,7 +300,8 @@ _CLASSES: Final[Mapping[str, Any]] = {
     for each in (
         *(*get_args(Order), *get_args(Answer), RankSetup, OrderedRow, RowAdvanced, RowBlamed),
         *(StateRing, TensorLocation, ExpansionHead, DenoiserConfig, ErrorBody, Profile, StepCacheCounters),
-        *(StepSample, ControlCard, ControlWork, Row, RowKey, RowControl, RowLora, Adapters, RecordingSpec),
+        *(StepSample, ControlCard, ControlWork, Row, RowInputs, RowReuse, RowWishes, RowKey, RecordingSpec),
+        *(Adapters, RowControl, RowLora),
         *(SamplerTable, TaylorRule, TaylorSeerSchedule, CachedTemplate, CachedBlock, Entry, Correction),
         *(StoredTensor, Region, SequenceLoras, LowRankFactors, CacheForm, Priority, Prompt, frozenset),
         *(ControlNetSession, ControlLinkAddress, DataPath),

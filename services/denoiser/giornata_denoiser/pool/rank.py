@@ -33,8 +33,7 @@ from giornata.runtime import keep_freed
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
-from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.controls.controlnets import dispatcher_of
 from giornata_denoiser.controls.residuals import (
     ControlLinkAddress,
@@ -42,7 +41,6 @@ from giornata_denoiser.controls.residuals import (
     OpenControls,
     control_target,
 )
-from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport
 from giornata_denoiser.families.network import ModelFamily
@@ -75,7 +73,8 @@ from giornata_denoiser.pool.messages import (
 )
 from giornata_denoiser.pool.shared_memory import ExpansionHead, StateRing, TensorPlaces, mapped_tensor, viewed
 from giornata_denoiser.profiling.fitting import profile_of
-from giornata_denoiser.rows.row import Row, RowLora, name_of
+from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.startup import memory_on, rehearse, reusing_of
 
@@ -169,23 +168,16 @@ class RankLoras:
         return next((each for each in self._sets.values() if each.name == name), None)
 
 
-class RankControls(OpenControls):
-    """The ControlNets of a rank's rows: its own, and those of instances that it asks over links of its own."""
+class RankControls(OpenControls[ControlLink]):
+    """The rows of a rank that instances compute ControlNets for: it asks them over links of its own to `device`."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DenoiserConfig) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._checkpoint, self._config = checkpoint, config
-        self._network = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
+        self._device = device
         self._links: dict[ControlLinkAddress, ControlLink] = {}
         self._lost: dict[RowKey, str] = {}
 
-    def executor(self) -> ControlExecutor | None:
-        """What a group's steps ask: each of its members does, all of them alike."""
-        if self._network is None:
-            return None
-        return dispatcher_of(self._config, self._checkpoint, self._network, self, self._lose)
-
-    def follow(self, key: RowKey, session: ControlNetSession | None) -> None:
+    def follow(self, key: RowKey, session: ControlNetSession[ControlLinkAddress] | None) -> None:
         """The row is open there, as the leader says; None for nowhere."""
         if session is None:
             self.drop(key)
@@ -194,13 +186,13 @@ class RankControls(OpenControls):
         try:
             if link is None or link.lost:
                 self._close_lost()
-                link = self._links[session.link] = session.link.open(self._checkpoint.family.device)
+                link = self._links[session.link] = session.link.open(self._device)
         except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
             self.drop(key)
-            self._lose(key, error)
+            self.lose(key, error)
             return
         if known is None or known.link is not link:
-            self.put(key, replace(session, link=link))
+            self.put(key, ControlNetSession(session.instance, link, session.row, session.behind))
 
     def taken(self) -> dict[RowKey, str]:
         """Return the rows that have been lost since the last call, and why."""
@@ -217,7 +209,8 @@ class RankControls(OpenControls):
         for link in self._links.values():
             link.close()
 
-    def _lose(self, key: RowKey, reason: Exception) -> None:
+    def lose(self, key: RowKey, reason: Exception) -> None:
+        """The row cannot be asked for any more where it was open."""
         self._lost[key] = str(reason)
 
 
@@ -236,7 +229,7 @@ class RankSteps:
         families: GroupFamilies,
         make: Callable[[ModelFamily], ModelRunner],
         loras: RankLoras,
-        controls: RankControls | None = None,
+        controls: RankControls,
     ) -> None:
         self._me, self._families, self._make, self._loras = me, families, make, loras
         self._controls = controls
@@ -324,7 +317,7 @@ class RankSteps:
 
     def _losses(self) -> tuple[tuple[int, str], ...]:
         """The rows that cannot be asked for where they were open, by number, and why."""
-        lost = {} if self._controls is None else self._controls.taken()
+        lost = self._controls.taken()
         numbers = {held.row.key: number for number, held in self._rows.items()} if lost else {}
         return tuple((numbers[key], why) for key, why in lost.items() if key in numbers)
 
@@ -347,8 +340,7 @@ class RankSteps:
         for ordered, row in zip(order.rows, rows, strict=True):
             held = self._rows[ordered.number]
             held.row, held.way = row, way
-            if self._controls is not None:
-                self._controls.follow(row.key, ordered.session)
+            self._controls.follow(row.key, ordered.session)
         return rows
 
     def _entering(self, ordered: OrderedRow, way: _GroupKey) -> Row:
@@ -361,7 +353,7 @@ class RankSteps:
                     f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}"
                 )
             joins = held.row.adapters.loras_from != ordered.loras_from
-            return _joined(replace(held.row, corrections=None), ordered) if joins else held.row
+            return _joined(held.row.corrected(None), ordered) if joins else held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
         put = held.put.plain() if ordered.plain else held.put
@@ -369,8 +361,10 @@ class RankSteps:
             put = replace(put, records=None)
         row = held.ring.read(held.slab, put, ordered.step, ordered.remembers)
         # What is in the slab lasts for three steps.
-        cached = None if row.cached is None else row.cached.copied(self._loras.device)
-        return _joined(replace(row, corrections=corrections, cached=cached), ordered)
+        rule = row.step_cache
+        if rule is not None and rule.known is not None:
+            row = replace(row, step_cache=replace(rule, known=rule.known.copied(self._loras.device)))
+        return _joined(row.corrected(corrections), ordered)
 
     def _meet(self, way: _GroupKey) -> None:
         """Have what computes in this way at hand."""
@@ -395,7 +389,7 @@ class RankSteps:
     def _forget(self, rows: Collection[int], kept: Collection[int], slabs: Collection[int]) -> None:
         for number in rows:
             held = self._rows.pop(number, None)
-            if held is not None and self._controls is not None:
+            if held is not None:
                 self._controls.drop(held.row.key)
         if rows:
             self._retain()
@@ -431,8 +425,10 @@ class RankSteps:
         way = held.way
         if way is not None and row.entries:
             self._groups[way].computing.hosting.finish(row.entries)
-        changed = row.template is not held.row.template or row.renewed_every != held.row.renewed_every
-        held.row, alone = replace(row, entries=()), way is not None and len(way.devices) == 1
+        was, now = held.row.reuse, row.reuse
+        changed = now.template is not was.template or now.renewed_every != was.renewed_every
+        records = row.records and replace(row.records, entries=())
+        held.row, alone = replace(row, records=records), way is not None and len(way.devices) == 1
         if first:
             held.ring.write(held.slab, row)
         shown = [preview for preview in previews if preview.key == row.key]
@@ -441,7 +437,7 @@ class RankSteps:
             row.step,
             plain=changed,
             entry=row.entries[-1] if row.entries else None,
-            corrections=row.corrections if row.taught and alone else None,
+            corrections=now.corrections if now.taught and alone else None,
             remembers=ExpansionHead.of(row),
             preview=(shown[0].index, torch.from_numpy(shown[0].pixels)) if shown else None,
         )
@@ -559,7 +555,8 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     model = CostModel.of(profile)
     device = checkpoint.family.device
     memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
-    loras, controls = RankLoras(device), RankControls(checkpoint, config)
+    loras, controls = RankLoras(device), RankControls(device)
+    network = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
     with Loader() as loader:
         reusing = reusing_of(opening.correction_bits, device, memory, loader, model)
 
@@ -572,7 +569,9 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
                 reusing=reusing,
                 judge=FiniteCheck,
                 low_ranks=loras,
-                controls=controls.executor(),
+                controls=None
+                if network is None
+                else dispatcher_of(config, checkpoint, network, controls, controls.lose),
             )
 
         store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))

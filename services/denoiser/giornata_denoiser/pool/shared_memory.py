@@ -236,7 +236,7 @@ class StateRing:
         wide = torch.promote_types(row.latent.dtype, torch.float32)
         remembered, orders = row.track.remembered, 0 if row.step_cache is None else row.step_cache.order + 1
         memory = torch.empty((remembered, *row.latent.shape), dtype=wide, device="meta")
-        shape = len(row.prompts), row.computed_tokens, row.latent.shape[1]
+        shape = len(row.inputs.prompts), row.computed_tokens, row.latent.shape[1]
         factors = [torch.empty(shape, dtype=torch.float32, device="meta")] * orders
         offset, states = 0, []
         for _ in range(VERSIONS):
@@ -266,20 +266,28 @@ class StateRing:
         latent, memory, generator, *factors = (
             None if place is None else viewed(slab, place) for place in self.states[step % VERSIONS]
         )
-        cached = None
-        if known is not None:
-            held = tuple(factor for factor in factors[: known.factors] if factor is not None)
-            cached = TaylorExpansion(known.began, known.step, held)
+        rule = row.step_cache
+        if rule is not None:
+            held = tuple(
+                factor for factor in factors[: 0 if known is None else known.factors] if factor is not None
+            )
+            rule = replace(rule, known=known and TaylorExpansion(known.began, known.step, held))
         return replace(
             row,
             step=step,
             latent=row.latent if latent is None else latent,
             memory=memory if step else None,
             generator=generator,
-            cached=cached,
+            step_cache=rule,
         )
 
 
 def bare(row: Row) -> Row:
     """`row` as ranks get it, once: without what orders tell of it, and without what its steps have left."""
-    return replace(row, entries=(), corrections=None, degree=0, taught=False, cached=None)
+    return replace(
+        row,
+        degree=0,
+        reuse=replace(row.reuse, corrections=None, taught=False),
+        records=row.records and replace(row.records, entries=()),
+        step_cache=row.step_cache and replace(row.step_cache, known=None),
+    )

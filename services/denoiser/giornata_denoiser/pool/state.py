@@ -26,7 +26,7 @@ from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, RowTimes, StepSize
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.controls.residuals import ControlNetSession
+from giornata_denoiser.controls.residuals import ControlLinkAddress, ControlNetSession
 from giornata_denoiser.pool.messages import (
     ForgetResources,
     MapSlab,
@@ -121,7 +121,7 @@ class SharedRowStore:
         shared: SharedRow,
         step: int,
         low_rank: SequenceLoras | None = None,
-        session: ControlNetSession | None = None,
+        session: ControlNetSession[ControlLinkAddress] | None = None,
         *,
         fresh: bool,
         plain: bool,
@@ -130,7 +130,7 @@ class SharedRowStore:
 
         For its ControlNets it is open in a `session`.
         """
-        known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
+        known = tuple(self._keep(each) for each in row.reuse.corrections or ()) if fresh else ()
         return OrderedRow(
             shared.number,
             step,
@@ -300,7 +300,7 @@ class LeaderRow:
     """Whether it has to do without its template."""
     waits: bool = False
     """Whether its next step waits for its LoRAs or ControlNets."""
-    session: ControlNetSession | None = None
+    session: ControlNetSession[ControlLinkAddress] | None = None
     """Where it was open for its ControlNets when its latest step was ordered."""
     fresh: bool = True
     """Whether its next step begins from what is in its slab alone."""
@@ -373,7 +373,7 @@ class PoolState:
             if (
                 len(begin.devices) > 1 and held.row.records is not None
             ):  # each of them would leave its share alone
-                held.row = replace(held.row, records=None, entries=())
+                held.row = replace(held.row, records=None)
             left = frozenset(held.devices).difference(begin.devices)
             held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
             rows.append(RowStepStart(held, held.row.step + len(held.flights), fresh, left))
@@ -427,13 +427,13 @@ class PoolState:
         return PoolRow(
             row.key,
             held.arrived_s,
-            row.due_s,
+            row.wishes.due_s,
             left,
             step_s,
             moved_s,
             held.devices,
             until_s,
-            row.priority,
+            row.wishes.priority,
             place=float(held.place),
             background=row.background,
             size=size,
@@ -518,7 +518,7 @@ def step_size(row: Row) -> StepSize:
     """Return what the steps of `row` compute, as far as their time depends on it."""
     return StepSize.of(
         replace(row.estimate, padding=0, skipped=0),
-        reuses=row.template is not None,
-        renewed_every=row.renewed_every,
-        corrected=row.corrections is not None,
+        reuses=row.reuse.template is not None,
+        renewed_every=row.reuse.renewed_every,
+        corrected=row.reuse.corrections is not None,
     )

@@ -26,7 +26,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.fitting import write_profile
 from giornata_denoiser.profiling.measuring import StepMeter
-from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize
+from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape
 from giornata_denoiser.profiling.ranks import ProfilerRanks
 from giornata_denoiser.startup import rehearse
 
@@ -37,6 +37,10 @@ class ProfilerConfig(DenoiserConfig):
     out: Path = Field(description="Where the profile is written.")
     quick: bool = Field(
         default=False, description="Fewer sizes and rounds: half a minute with the built-in model."
+    )
+    least_r2: float = Field(
+        default=0.9,
+        description="A fit of a lower R², and of errors above a tenth, is told with its worst samples, not written.",
     )
 
 
@@ -89,8 +93,46 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
             for way, found in spread.items()
         ),
     )
+    sys.stdout.write(report(profile, measured, spread))
+    check_fits(profile, measured, spread, config.least_r2)
     write_profile(config.out, profile)
-    sys.stdout.write(f"{report(profile, measured, spread)}Written: {config.out}\n")
+    sys.stdout.write(f"Written: {config.out}\n")
+
+
+GOOD: Final = 0.1
+"""Where no error is above this share, R² may be low: then all that was measured took about as long."""
+WORST: Final = 3
+"""Samples that are told of a fit that is refused."""
+
+
+def check_fits(
+    profile: Profile,
+    measured: fitting.ProfileMeasurements,
+    spread: Mapping[StepParallelism, fitting.ProfileMeasurements],
+    least_r2: float,
+) -> None:
+    """Raise `Failed`, which names what was predicted worst, unless every fit tells what was measured."""
+    loads = measured.load_samples
+    fits = [("loading", profile.load, loads, [f"{each.features[1]:.0f} bytes" for each in loads])]
+    computing = [("computing", profile.compute, measured)]
+    computing += [
+        (f"computing at {way_name(each.way)}", each.compute, spread[each.way]) for each in profile.degrees
+    ]
+    fits += [
+        (what, fit, tuple(found.step_samples), [_step_text(step.mixture) for step in found.steps])
+        for what, fit, found in computing
+    ]
+    for what, fit, samples, names in fits:
+        told = zip(names, fitting.predictions(fit, samples), strict=True)
+        worst = sorted(told, key=lambda pair: -abs(pair[1].error))[:WORST]
+        if fit.r2 >= least_r2 or abs(worst[0][1].error) <= GOOD:
+            continue
+        raise Failed(
+            f"No profile was written, since what was measured of {what} fits no line; let nothing else run meanwhile "
+            f"and measure again. Worst: {'; '.join(f'{_told(one)} for {name}' for name, one in worst)}.",
+            received=f"R² {fit.r2:.3f}",
+            accepted=f"{least_r2:g} and more",
+        )
 
 
 # What is told of a profile: weights with their units, how good they are, and the worst prediction.
@@ -148,8 +190,7 @@ def _computing(title: str, fit: LinearFit, measured: fitting.ProfileMeasurements
         zip(measured.steps, fitting.predictions(fit, measured.step_samples), strict=True),
         key=lambda pair: abs(pair[1].error),
     )
-    counted = Counter(map(_row_text, worst[0].mixture.rows))
-    yield f"  worst: {_told(worst[1])} for {'; '.join(f'{count} x {text}' for text, count in counted.items())}"
+    yield f"  worst: {_told(worst[1])} for {_step_text(worst[0].mixture)}"
     yield ""
 
 
@@ -168,6 +209,10 @@ def _table(title: str, fit: LinearFit, unseen: LinearFit) -> Iterator[str]:
 
 def _told(one: fitting.FittedSample) -> str:
     return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
+
+
+def _step_text(step: StepShape) -> str:
+    return "; ".join(f"{count} x {text}" for text, count in Counter(map(_row_text, step.rows)).items())
 
 
 def _row_text(row: RowSize) -> str:

@@ -26,6 +26,7 @@ from giornata.planning.cost_model import (
     complete_weights,
     fit,
     grade_fit,
+    robust_fit,
 )
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, NetworkOperations, taking_modes
 from giornata.wire.errors import Failed
@@ -171,7 +172,7 @@ def fit_samples(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit
         ValueError: samples are fewer than features.
     """
     features, times = _arrays(samples)
-    found = fit(names, features, times, relative=True)
+    found = robust_fit(names, features, times)
     derived = tuple(name for name in ADAPTING if name in names and not features[:, names.index(name)].any())
     if not derived:
         return found
@@ -197,7 +198,7 @@ def cross_validate(names: Sequence[str], samples: Sequence[FitSample]) -> Linear
     fold = np.arange(len(times)) % FOLDS
     said = np.zeros(len(times))
     for one in range(min(FOLDS, len(times))):
-        others = fit(names, features[fold != one], times[fold != one], relative=True)
+        others = robust_fit(names, features[fold != one], times[fold != one])
         said[fold == one] = features[fold == one] @ np.asarray(others.weights)
     return grade_fit(("predicted",), np.ones(1), said[:, None], times)
 

@@ -50,7 +50,8 @@ from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from giornata_denoiser.startup import RANK, practice_row
 
@@ -59,16 +60,39 @@ ProgressBar = Callable[[Sequence[int]], Iterable[int]]
 """Passes on what it is given, one by one, and may show how far it is."""
 
 
+STABLE: Final = 0.1
+"""Times that differ from their median by at most this share agree with it."""
+MORE_ROUNDS: Final = 6
+"""At most so many rounds follow for what is not stable yet."""
+
+
 def measure_medians(
     things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
-    """The median time of every thing, in ms; each round takes all of them in an order of its own."""
+    """The median time of every thing, in ms; each round takes all of them in an order of its own.
+
+    What is not stable by then, because most of its times do not agree with their median, is measured again.
+    """
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
-    order = [index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))]
     times: list[list[float]] = [[] for _ in things]
-    for index in bar(order):
-        times[index].append(measure(things[index]))
+
+    def take(order: Sequence[int]) -> None:
+        for index in bar(order):
+            times[index].append(measure(things[index]))
+
+    take([index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))])
+    for _ in range(MORE_ROUNDS):
+        unstable = [index for index, of_one in enumerate(times) if not _agree(of_one)]
+        if not unstable:
+            break
+        take(chance.sample(unstable, len(unstable)))
     return [statistics.median(of_one) for of_one in times]
+
+
+def _agree(times: Sequence[float]) -> bool:
+    """Return whether more than half of these times lie near their median."""
+    median = statistics.median(times)
+    return 2 * sum(abs(each - median) <= STABLE * median for each in times) > len(times)
 
 
 class StepMeter:
@@ -134,7 +158,7 @@ class StepMeter:
 
     def prefix(self, grid: tuple[int, int]) -> int:
         """Prefix tokens of the longest prompt and of a picture's references."""
-        return max(self._longest(grid).prefix, default=0)
+        return max(self._longest(grid).inputs.prefix, default=0)
 
     def _longest(self, grid: tuple[int, int]) -> Row:
         """A row of zeros with the longest prompt."""
@@ -175,7 +199,7 @@ class StepMeter:
         return [slabs.load_bytes(block, size.modes[0]) for block in range(self._family.depth)]
 
     def _prepared(self, mixture: StepShape) -> Callable[[], object]:
-        rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
+        rows = [self.row(size, index) for index, size in enumerate(mixture.rows)]
         low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
         plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
         uses = with_low_ranks(plain, rows, low_ranks)
@@ -192,7 +216,7 @@ class StepMeter:
 
         return step
 
-    def _row(self, size: RowSize, index: int) -> Row:
+    def row(self, size: RowSize, index: int) -> Row:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
@@ -203,7 +227,7 @@ class StepMeter:
     def _uses(self, size: RowSize, row: Row) -> tuple[BlockInputs, ...]:
         """Return what each sequence takes in its modes."""
         if row.region is None:
-            return (BlockInputs(),) * len(row.prompts)
+            return (BlockInputs(),) * len(row.inputs.prompts)
         return tuple(BlockInputs(CachedTokens(size.modes, self._slabs(size, own))) for own in row.own_tokens)
 
     def _slabs(self, size: RowSize, own: int) -> Slabs:
@@ -218,7 +242,7 @@ class StepMeter:
         """Return what a template run over such a picture leaves, in both forms, in the host's memory."""
         grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
-            row = self._row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
+            row = self.row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, self._recording)
             with torch.inference_mode():
                 denoise_step(family, assemble(family, [row]), [row], [BlockInputs(recorder=recorder)])

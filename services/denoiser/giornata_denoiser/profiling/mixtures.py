@@ -49,9 +49,9 @@ class RowSize:
     guided: bool = False
     """Two sequences, for true classifier-free guidance."""
     companions: int = 0
-    """Tokens that blocks compute as the picture's: see :attr:`giornata_denoiser.rows.row.Row.companions`."""
+    """Tokens that blocks compute as the picture's: see :attr:`giornata_denoiser.rows.row.RowInputs.companions`."""
     prefix: int = 0
-    """Tokens of each sequence that no step computes: see :attr:`giornata_denoiser.rows.row.Row.prefix`."""
+    """Tokens of each sequence that no step computes: see :attr:`giornata_denoiser.rows.row.RowInputs.prefix`."""
     lora: int = 0
     """Number of its set of LoRAs, from 1; 0: none."""
     lora_weights: float = 0.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Self
 
@@ -13,110 +13,16 @@ from torch import Tensor
 
 from giornata.packed.compute_set import Region
 from giornata.packed.packing import to_device
-from giornata.planning.operations import SequenceShape, control_work
+from giornata.planning.operations import SequenceShape
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import RowShape
 from giornata.tensors import EMBEDS, POOLED
-from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata.wire.jobs import Priority
 from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, skipped_steps
 from giornata_denoiser.rows.template import CachedTemplate, Correction, Entry
-
-
-@dataclass(frozen=True, order=True)
-class RowLora:
-    """A LoRA of a row."""
-
-    digest: str
-    """sha-256 of its canonical file."""
-    scale: float = 1.0
-    rank: int = 0
-    """The largest of any module."""
-    modules: int = 0
-    """How many modules of the denoising network it changes."""
-    size_bytes: int = 0
-    """Size of its file."""
-    weights: float = 0.0
-    """In the factors of those modules."""
-
-
-def name_of(loras: tuple[RowLora, ...]) -> str:
-    """The name of a set: the same for the same LoRAs and scales."""
-    return ",".join(f"{lora.digest}*{lora.scale!r}" for lora in loras)
-
-
-@dataclass(frozen=True)
-class RowControl:
-    """A ControlNet of a row."""
-
-    model: str
-    digest: str
-    """Digest of its checkpoint."""
-    scale: float
-    first_step: int
-    """Acts in this step of the track and those after it."""
-    end_step: int
-    """Up to this one, which it does not see."""
-    mode: int | None = None
-    work: ControlWork | None = None
-    """What this process computes of it; None where another one does."""
-    image: Tensor | None = field(default=None, compare=False, repr=False)
-    """What it sees: (tokens, channels), or pixels (3, height, width). None where this process cannot compute it."""
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """All adapters of one row."""
-
-    loras: tuple[RowLora, ...] = ()
-    """Sorted: rows with equal sets have equal values."""
-    loras_from: int = 0
-    """The first step in which they act: 0 but where the row did not wait for them."""
-    controls: tuple[RowControl, ...] = ()
-    """In the request's order."""
-    joins_early: bool = True
-    """Whether LoRAs act from an earlier step on where they are loaded by then; not of a request that tells the step."""
-
-    def acting(self, step: int) -> tuple[RowLora, ...]:
-        """The LoRAs that act in a step."""
-        return self.loras if step >= self.loras_from else ()
-
-    def low_rank(self, step: int) -> float:
-        """Weights in the factors of the LoRAs that act in `step`."""
-        return sum(lora.weights for lora in self.acting(step))
-
-    def control(self, step: int, text: int, image: int, sequences: int) -> float:
-        """Multiplications in `step` of ControlNets in this process, for one of a row's `sequences`.
-
-        It has so many `text` tokens, and the picture so many `image` tokens.
-        """
-        acting = zip(self.controls, self.controlling(step), strict=True)
-        here = (net.work for net, acts in acting if acts and net.work is not None)
-        return sum(control_work(work, text=text, image=image, sequences=sequences) for work in here)
-
-    def controlling(self, step: int) -> tuple[bool, ...]:
-        """By ControlNet, whether it acts in a step."""
-        return tuple(bool(net.scale) and net.first_step <= step < net.end_step for net in self.controls)
-
-    def seeing(self, images: Sequence[Tensor]) -> Adapters:
-        """The same adapters with what their ControlNets see, by ControlNet."""
-        seen = zip(self.controls, images, strict=True)
-        return replace(self, controls=tuple(replace(use, image=image) for use, image in seen))
-
-    def learned_under(self, step: int) -> str | None:
-        """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
-
-        None where it belongs to this row alone: what a ControlNet adds follows a picture of the row's own.
-        """
-        if self.controls:
-            return None
-        return "+".join(f"{lora.digest}*{lora.scale!r}" for lora in self.acting(step))
-
-
-NONE = Adapters()
-
 
 NOISE: Final = 0
 OUTPUT: Final = 1
@@ -293,7 +199,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class RecordingSpec:
-    """The forms in which recorded steps keep every block."""
+    """The forms in which a row's recorded steps keep every block, and what they have left so far."""
 
     forms: frozenset[CacheForm]
     bits: int
@@ -302,15 +208,78 @@ class RecordingSpec:
     """Blocks before it keep nothing."""
     name: str = ""
     """Where later edits find what an edit leaves; a template run's row is named so itself."""
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class RowInputs:
+    """What a row is made of: the same object in all of its steps, by which a row is known from another of its name.
+
+    Tensors are on the CPU, in the network's dtype: a process without a device can hold them. An engine copies them to
+    its device when the row joins, and keeps the copies beside it.
+    """
+
+    prompts: tuple[Prompt, ...]
+    """One of each sequence: the prompt and, with true classifier-free guidance, the negative prompt."""
+    conditioning: Mapping[str, Tensor]
+    """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture.
+    Those of references, if there are any, have as many tokens as these."""
+    true_cfg_scale: float = 1.0
+    beside: tuple[tuple[int, int], ...] = ()
+    """Heights and widths in tokens of the clean pictures behind its own, the first of the companions."""
+    companions: int = 0
+    """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
+    prefix: tuple[int, ...] = ()
+    """By sequence: tokens that attend among themselves alone and see no noise level. They are computed once, when the
+    row joins, and attended to in each step. Empty where the network has no such tokens."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors, and of the keys and values that are made of text."""
+        conditioning = sum(tensor.nbytes for tensor in self.conditioning.values())
+        return conditioning + sum(prompt.size_bytes for prompt in self.prompts)
+
+
+@dataclass(frozen=True, eq=False)
+class RowReuse:
+    """What a row with a region takes instead of computing it, from a template or from its own steps in full."""
+
+    template: CachedTemplate | None = None
+    """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
+    computed."""
+    tolerance: float = 1.0
+    """How far the noise level of an entry may be from the row's."""
+    corrections: tuple[Correction, ...] | None = None
+    """What is added to what its sequences take; None until a step of the row, computed in full, has learned it."""
+    taught: bool = False
+    """Whether its last step has taught it these corrections."""
+    renewed_every: int = 0
+    """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
+    values that the last one made of the outside tokens. 0 computes every step in full."""
+    renewed_later: int = 0
+    """All of these steps in full but the first one come so many steps later, less than half of `renewed_every`."""
+    keeps_padding: bool = False
+    """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
+    it takes those of outside tokens, too."""
+    skipped: bool = False
+    """Whether its template was here and not worth taking from."""
+
+
+@dataclass(frozen=True)
+class RowWishes:
+    """What a row's job asks for beside the picture."""
+
+    partial_images: int = 0
+    """Previews."""
+    due_s: float = math.inf
+    """When its last step is to have ended, by this machine's monotonic clock; only engines of several devices ask."""
+    priority: Priority = Priority.INTERACTIVE
+    """Only engines of several devices ask."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One picture of a job at a step boundary.
-
-    Its inputs are on the CPU, in the network's dtype: a process without a device can hold it. An engine copies them to
-    its device when the row joins, and keeps the copies beside it.
-    """
+    """One picture of a job at a step boundary."""
 
     key: RowKey
     grid: tuple[int, int]
@@ -320,64 +289,25 @@ class Row:
     """Steps already computed."""
     latent: Tensor
     """(tokens, channels), packed row-major: on the CPU as it is built, and where a step has made it afterwards."""
-    prompts: tuple[Prompt, ...]
-    """One of each sequence: the prompt and, with true classifier-free guidance, the negative prompt."""
-    true_cfg_scale: float
-    conditioning: Mapping[str, Tensor]
-    """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture.
-    Those of references, if there are any, have as many tokens as these."""
-    beside: tuple[tuple[int, int], ...] = ()
-    """Heights and widths in tokens of the clean pictures behind its own, the first of the companions."""
-    companions: int = 0
-    """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
-    prefix: tuple[int, ...] = ()
-    """By sequence: tokens that attend among themselves alone and see no noise level. They are computed once, when the
-    row joins, and attended to in each step. Empty where the network has no such tokens."""
+    inputs: RowInputs
     memory: Tensor | None = None
     """(states, tokens, channels), where `latent` is, float32 or the network's dtype if that is wider: what the solver
     remembers of earlier steps; None before the first one, and for one-step samplers."""
     generator: Tensor | None = None
     """(bytes,) uint8 on the CPU: the state of torch's CPU generator from which the next noise is drawn; None where the
     track draws none."""
-    partial_images: int = 0
-    """Previews asked for."""
-    adapters: Adapters = NONE
-    """LoRAs and ControlNets that act in its steps."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is that of a noised picture: of
     :meth:`picture_at`, else of its own."""
-    template: CachedTemplate | None = None
-    """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
-    computed. Read only where there is a region."""
-    tolerance: float = 1.0
-    """How far the noise level of an entry may be from the row's."""
-    corrections: tuple[Correction, ...] | None = None
-    """What is added to what its sequences take; None until a step of the row, computed in full, has learned it."""
-    renewed_every: int = 0
-    """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
-    values that the last one made of the outside tokens. 0 computes every step in full. Read only where there is a
-    region."""
-    renewed_later: int = 0
-    """All of these steps in full but the first one come so many steps later, less than half of `renewed_every`."""
-    keeps_padding: bool = False
-    """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
-    it takes those of outside tokens, too."""
-    taught: bool = False
-    """Whether its last step has taught it these corrections."""
+    reuse: RowReuse = RowReuse()
+    """Read only where there is a region."""
+    adapters: Adapters = NONE
+    """LoRAs and ControlNets that act in its steps."""
     step_cache: TaylorRule | None = None
-    """By which some of its steps are not computed; None for none."""
-    cached: TaylorExpansion | None = None
-    """What it remembers of computed steps for that, where its latent is; None of a row that begins or goes on here."""
+    """By which some of its steps are not computed, and what it remembers for that; None for none."""
     records: RecordingSpec | None = None
     """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
-    entries: tuple[Entry, ...] = ()
-    """What they have left so far."""
-    skipped: bool = False
-    """Whether its template was here and not worth taking from."""
-    due_s: float = math.inf
-    """When its last step is to have ended, by this machine's monotonic clock; only engines of several devices ask."""
-    priority: Priority = Priority.INTERACTIVE
-    """Priority of its job; only engines of several devices ask."""
+    wishes: RowWishes = RowWishes()
     degree: int = 0
     """Devices that made its last step here together; 0 of a row that begins here."""
 
@@ -397,11 +327,21 @@ class Row:
         return self.step >= len(self.track.times)
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What its steps have left so far."""
+        return () if self.records is None else self.records.entries
+
+    @property
+    def cached(self) -> TaylorExpansion | None:
+        """What it remembers for its step cache."""
+        return None if self.step_cache is None else self.step_cache.known
+
+    @property
     def next_preview(self) -> int | None:
         """Return which preview, 0 for the first, follows the next step; None if none does."""
-        if not self.partial_images:
+        if not self.wishes.partial_images:
             return None
-        shown = preview_steps(self.steps, self.partial_images)
+        shown = preview_steps(self.steps, self.wishes.partial_images)
         return shown.index(self.step + 1) if self.step + 1 in shown else None
 
     @property
@@ -412,7 +352,7 @@ class Row:
     @property
     def block_tokens(self) -> int:
         """Tokens of the picture and its companions: what a block in full computes beside text."""
-        return self.image_tokens + self.companions
+        return self.image_tokens + self.inputs.companions
 
     @property
     def background(self) -> bool:
@@ -429,9 +369,10 @@ class Row:
 
         None where the template knows none, and behind the last step.
         """
-        if self.template is None or step == self.steps:
+        template = self.reuse.template
+        if template is None or step == self.steps:
             return None
-        entry = self.template.at(float(self.track.levels[step]), self.tolerance)
+        entry = template.at(float(self.track.levels[step]), self.reuse.tolerance)
         picture = None if entry is None else entry.blocks[0].picture
         return None if picture is None else picture.data
 
@@ -455,7 +396,7 @@ class Row:
         """The most tokens that each sequence has in a masked step beside those outside: text, image and prefix."""
         return tuple(
             prompt.joint_tokens + self.computed_tokens + prefix
-            for prompt, prefix in zip(self.prompts, self._prefixes, strict=True)
+            for prompt, prefix in zip(self.inputs.prompts, self._prefixes, strict=True)
         )
 
     @property
@@ -465,11 +406,12 @@ class Row:
 
     def shaped(self, *, padding_kept: bool) -> tuple[SequenceShape, ...]:
         """The sequences' shapes in a step that takes the padding that the row keeps, or computes all text."""
-        padding = self.padding if padding_kept else (0,) * len(self.prompts)
+        prompts = self.inputs.prompts
+        padding = self.padding if padding_kept else (0,) * len(prompts)
         tokens = self.block_tokens
         computed = tokens if self.region is None else self.computed_tokens
         low_rank = self.adapters.low_rank(self.step)
-        segment = 1 / len(self.prompts) if low_rank else 0.0
+        segment = 1 / len(prompts) if low_rank else 0.0
         return tuple(
             SequenceShape(
                 prompt.joint_tokens,
@@ -480,10 +422,10 @@ class Row:
                 low_rank=low_rank,
                 segments=segment,
                 control=self.adapters.control(
-                    self.step, prompt.joint_tokens, self.image_tokens, len(self.prompts)
+                    self.step, prompt.joint_tokens, self.image_tokens, len(prompts)
                 ),
             )
-            for prompt, kept, prefix in zip(self.prompts, padding, self._prefixes, strict=True)
+            for prompt, kept, prefix in zip(prompts, padding, self._prefixes, strict=True)
         )
 
     @property
@@ -492,23 +434,25 @@ class Row:
         if self.begun:
             return ()
         low_rank = self.adapters.low_rank(self.step)
-        return tuple(SequenceShape(0, tokens, tokens, low_rank=low_rank) for tokens in self.prefix if tokens)
+        return tuple(
+            SequenceShape(0, tokens, tokens, low_rank=low_rank) for tokens in self.inputs.prefix if tokens
+        )
 
     @property
     def estimate(self) -> RowShape:
         """The row as estimates of finish times see it."""
-        first, takes = self.shapes[0], self.template is not None or self.renews
+        first, takes = self.shapes[0], self.reuse.template is not None or self.renews
         return RowShape(
             first.text,
             first.image,
             first.computed if takes else first.image,
             self.steps - self.step,
-            len(self.prompts),
+            len(self.inputs.prompts),
             self.settled,
-            self.companions,
+            self.inputs.companions,
             skipped_steps(self),
             padding=self.padding[0],
-            prefix=max(self.prefix, default=0),
+            prefix=max(self.inputs.prefix, default=0),
             low_rank=first.low_rank,
             segments=first.segments,
             control=first.control,
@@ -516,18 +460,19 @@ class Row:
 
     @property
     def _prefixes(self) -> tuple[int, ...]:
-        return self.prefix or (0,) * len(self.prompts)
+        return self.inputs.prefix or (0,) * len(self.inputs.prompts)
 
     @property
     def padding(self) -> tuple[int, ...]:
         """Padding tokens of each sequence that it computes once and then takes; 0 where it computes them always."""
-        takes = self.region is not None and (self.template is not None or self.renews)
-        return tuple(p.padding_tokens if takes and self.keeps_padding else 0 for p in self.prompts)
+        takes = self.region is not None and (self.reuse.template is not None or self.renews)
+        kept = takes and self.reuse.keeps_padding
+        return tuple(prompt.padding_tokens if kept else 0 for prompt in self.inputs.prompts)
 
     @property
     def settled(self) -> bool:
         """Whether its next step is like the later ones; with a template, a row without corrections begins in full."""
-        return not self.joins_loras and (self.degree > 0 or self.corrections is not None)
+        return not self.joins_loras and (self.degree > 0 or self.reuse.corrections is not None)
 
     @property
     def joins_loras(self) -> bool:
@@ -537,35 +482,37 @@ class Row:
     @property
     def renews(self) -> bool:
         """Return whether it takes what its own steps in full make, for want of a template."""
-        return self.template is None and self.region is not None and self.renewed_every > 0
+        return self.reuse.template is None and self.region is not None and self.reuse.renewed_every > 0
 
     @property
     def masked(self) -> bool:
         """Return whether its next step computes its region alone, where everything that it takes is here."""
+        reuse = self.reuse
         if self.region is None:
             return False
-        if self.template is not None:
+        if reuse.template is not None:
             return self.settled
         if not self.renews or not self.degree or self.joins_loras:
             return False
-        since = self.step - self.renewed_later
-        return since <= 0 or since % self.renewed_every > 0
+        since = self.step - reuse.renewed_later
+        return since <= 0 or since % reuse.renewed_every > 0
 
     @property
     def steps_in_full(self) -> int:
         """Return how many steps compute the whole picture, of a row that runs here from the first to the last."""
+        reuse = self.reuse
         if self.region is None:
             return self.steps
-        if self.template is not None:
-            return int(self.corrections is None)
+        if reuse.template is not None:
+            return int(reuse.corrections is None)
         if not self.renews:
             return self.steps
-        return math.ceil(max(1, self.steps - self.renewed_later) / self.renewed_every)
+        return math.ceil(max(1, self.steps - reuse.renewed_later) / reuse.renewed_every)
 
     @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
-        return self.text_tokens + len(self.prompts) * (
+        return self.text_tokens + len(self.inputs.prompts) * (
             self.computed_tokens if self.masked else self.block_tokens
         )
 
@@ -581,6 +528,13 @@ class Row:
         cached: TaylorExpansion | None = None,
     ) -> Row:
         """The row after one more step by so many devices, which may have left an entry, or taught its corrections."""
+        reuse, records, rule = self.reuse, self.records, self.step_cache
+        if corrections is not None:
+            reuse = replace(reuse, corrections=corrections, taught=True)
+        elif reuse.taught:
+            reuse = replace(reuse, taught=False)
+        if entry is not None and records is not None:
+            records = replace(records, entries=(*records.entries, entry))
         return replace(
             self,
             latent=latent,
@@ -588,15 +542,18 @@ class Row:
             generator=generator,
             step=self.step + 1,
             degree=degree,
-            entries=self.entries if entry is None else (*self.entries, entry),
-            corrections=self.corrections if corrections is None else corrections,
-            taught=corrections is not None,
-            cached=cached,
+            reuse=reuse,
+            records=records,
+            step_cache=rule and replace(rule, known=cached),
         )
+
+    def corrected(self, corrections: tuple[Correction, ...] | None) -> Row:
+        """The row with other corrections; None for one that is yet to learn them."""
+        return replace(self, reuse=replace(self.reuse, corrections=corrections))
 
     def plain(self) -> Row:
         """The row without a template, and without what its steps in full would leave."""
-        return replace(self, template=None, renewed_every=0, records=None)
+        return replace(self, reuse=replace(self.reuse, template=None, renewed_every=0), records=None)
 
     def export(self) -> Snapshot:
         """The row's state as a value: with the same inputs it makes an equal row elsewhere.

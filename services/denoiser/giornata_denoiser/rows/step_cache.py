@@ -28,6 +28,8 @@ class TaylorRule:
     """Which of the steps that the row makes here are computed."""
     order: int
     """Order of the highest finite difference."""
+    known: TaylorExpansion | None = None
+    """What the row remembers of computed steps, where its latent is; None of a row that begins or goes on here."""
 
 
 def rule_of(resolved: EditParameters) -> TaylorRule | None:
@@ -87,10 +89,11 @@ def extrapolated(row: Row, *, learns: bool) -> TaylorExpansion | None:
     """
     rule, known = row.step_cache, row.cached
     # Later steps take what its first one here makes.
-    begins = not row.begun and (row.region is not None or any(row.prefix))
+    begins = not row.begun and (row.region is not None or any(row.inputs.prefix))
     if rule is None or known is None or begins or _forgotten(row):
         return None
-    teaches = learns and row.template is not None and row.region is not None and row.corrections is None
+    reuse = row.reuse
+    teaches = learns and reuse.template is not None and row.region is not None and reuse.corrections is None
     renews = row.renews and not row.masked
     if teaches or renews or row.records is not None or rule.steps.computes(row.step - known.began):
         return None
@@ -99,10 +102,10 @@ def extrapolated(row: Row, *, learns: bool) -> TaylorExpansion | None:
 
 def skipped_steps(row: Row) -> int:
     """Return how many of its remaining steps `row` will extrapolate."""
-    if row.step_cache is None:
+    rule = row.step_cache
+    if rule is None:
         return 0
-    began = row.step if row.cached is None else row.cached.began
-    here = row.step_cache.steps
+    began, here = row.step if rule.known is None else rule.known.began, rule.steps
     return here.skipped(row.steps - began) - here.skipped(row.step - began)
 
 
@@ -111,15 +114,16 @@ def remember_output(row: Row, outputs: Tensor | None) -> TaylorExpansion | None:
 
     `outputs` are (sequences, computed, channels), what the network answered; None where nothing is extrapolated.
     """
-    if row.step_cache is None or outputs is None:
+    rule = row.step_cache
+    if rule is None or outputs is None:
         return None
-    return expanded(None if _forgotten(row) else row.cached, row.step, outputs, row.step_cache.order)
+    return expanded(None if _forgotten(row) else rule.known, row.step, outputs, rule.order)
 
 
 def cache_bytes(row: Row) -> int:
     """The most bytes that a row remembers for its step cache."""
     orders = 0 if row.step_cache is None else row.step_cache.order + 1
-    return len(row.prompts) * row.latent.shape[-1] * row.computed_tokens * 4 * orders
+    return len(row.inputs.prompts) * row.latent.shape[-1] * row.computed_tokens * 4 * orders
 
 
 def _forgotten(row: Row) -> bool:

@@ -383,9 +383,9 @@ class TemplateLookup:
         for row in rows:
             if row.done and row.records is not None and not row.background:
                 self._tasks.create_task(in_thread(self._store.first.keep, row), name="first")
-            if not row.taught or row.tolerance != ANYWHERE or row.template is None:
+            if not row.reuse.taught or row.reuse.tolerance != ANYWHERE or row.reuse.template is None:
                 continue
-            if self._store.has(row.template) and self._store.corrections.claim(row):
+            if self._store.has(row.reuse.template) and self._store.corrections.claim(row):
                 keeping = in_thread(self._store.corrections.keep, row)
                 self._tasks.create_task(keeping, name="correction")
 

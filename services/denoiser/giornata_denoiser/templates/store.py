@@ -120,8 +120,8 @@ class LearnedCorrections(NamedTuple):
 class CorrectionCache(ExpectedTier[LearnedCorrections]):
     """Corrections by recording, mask, number of sequences, and LoRAs under which they were learned.
 
-    `under` is what :meth:`giornata_denoiser.rows.row.Adapters.learned_under` tells. The first edit's stay: those of
-    other seeds and prompts are hardly better for the next one.
+    `under` is what :meth:`giornata_denoiser.rows.adapters.Adapters.learned_under` tells. The first edit's stay: those
+    of other seeds and prompts are hardly better for the next one.
     """
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
@@ -173,7 +173,7 @@ class CorrectionCache(ExpectedTier[LearnedCorrections]):
     def claim(self, row: Row) -> bool:
         """Whether `row` brings corrections that are not here and would fit; who is told so calls :meth:`keep`."""
         name = _name_of(row)
-        if name is None or sum(each.size_bytes for each in row.corrections or ()) > self.budget_bytes:
+        if name is None or sum(each.size_bytes for each in row.reuse.corrections or ()) > self.budget_bytes:
             return False
         with self._tier.lock:
             new = name not in self._tier and name not in self._expected
@@ -183,7 +183,7 @@ class CorrectionCache(ExpectedTier[LearnedCorrections]):
 
     def keep(self, row: Row) -> None:
         """Keep the corrections of a claimed `row`, unless its template was removed meanwhile. Pinning blocks."""
-        name, corrections, region = _name_of(row), row.corrections, row.region
+        name, corrections, region = _name_of(row), row.reuse.corrections, row.region
         if name is None or corrections is None or region is None:
             raise ValueError(f"row {row.key} has no corrections")
         self._keep(name, lambda: LearnedCorrections(region, self._placed(corrections)))
@@ -205,12 +205,12 @@ def _name(recording_id: str, region: Region, sequences: int, under: str) -> str:
 
 
 def _name_of(row: Row) -> str | None:
-    if row.template is None or row.region is None or row.corrections is None:
+    if row.reuse.template is None or row.region is None or row.reuse.corrections is None:
         return None
-    if any(each.group for each in row.corrections):  # it is a part of what they are
+    if any(each.group for each in row.reuse.corrections):  # it is a part of what they are
         return None
     under = row.adapters.learned_under(row.step - 1)  # in the step behind it
-    return None if under is None else _name(row.template.id, row.region, len(row.prompts), under)
+    return None if under is None else _name(row.reuse.template.id, row.region, len(row.inputs.prompts), under)
 
 
 class FirstTemplates(ExpectedTier[CachedTemplate]):
@@ -245,7 +245,7 @@ class FirstTemplates(ExpectedTier[CachedTemplate]):
             row.grid,
             row.entries,
             edited=row.region,
-            noise=row.conditioning["noise"],
+            noise=row.inputs.conditioning["noise"],
         )
         if len(left.entries) >= row.steps_in_full and left.finite:
             self._keep(name, lambda: self._host.recording(left))
@@ -452,6 +452,8 @@ class TemplateStore:
         self.first = FirstTemplates(first_bytes, host=host)
         self.counters: Counter[str] = Counter()
         """Lookups and prefetches, by field of :class:`giornata.wire.workers.TemplateCounters`."""
+        self._prefetched: set[str] = set()
+        """Recordings in memory that no lookup has found since they came from disk."""
 
     def counted(self) -> TemplateCounters:
         """The counters and sizes, as telemetry tells them."""
@@ -490,6 +492,9 @@ class TemplateStore:
         elif first is not None and (found := self.first.find(first)) is not None:
             where = FIRST
         with self._lock:
+            if recording_id in self._prefetched:
+                self._prefetched.remove(recording_id)
+                where = DISK if where is MEMORY else where
             self.counters[where] += 1
         return found
 
@@ -502,12 +507,16 @@ class TemplateStore:
         )
 
     def prefetch(self, recording_id: str) -> None:
-        """Load a recording that is on disk alone into memory; its pages are read ahead."""
+        """Load a recording that is on disk alone into memory; its pages are read ahead.
+
+        The lookup for which it is loaded counts as one on disk.
+        """
         found, where = self._load(recording_id)
         if found is None or where is not DISK:
             return
         with self._lock:
             self.counters["prefetched"] += 1
+            self._prefetched = {name for name in self._prefetched if name in self._memory} | {recording_id}
         self._disk.read_ahead(recording_id)
 
     def put(self, recording: CachedTemplate) -> None:

@@ -25,9 +25,11 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroup, assign_members, halve_guidance, is_possible, shared
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
@@ -44,8 +46,7 @@ from tests.integration.denoiser.parallel.steps import (
 )
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
 from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
-from tests.unit.denoiser.engine.test_masked import masked, step, uses_of
-from tests.unit.denoiser.engine.test_residuals import Given, drawn
+from tests.unit.denoiser.engine.test_masked import Given, drawn, masked, step, uses_of
 from tests.unit.denoiser.engine.test_unkept import Unkept
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.families.test_driven import region_of
@@ -92,7 +93,7 @@ def by_diffusers(of: ModelFamily, row: Row) -> Any:
     height, width = row.grid
     ids = torch.zeros(height * width, 3)
     ids[:, 1:] = torch.cartesian_prod(torch.arange(float(height)), torch.arange(float(width)))
-    prompt, network = cast("Any", row.prompts[0]), cast("Any", of.network)
+    prompt, network = cast("Any", row.inputs.prompts[0]), cast("Any", of.network)
     with torch.inference_mode():
         velocity = network.transformer(
             hidden_states=row.latent[None],
@@ -105,8 +106,10 @@ def by_diffusers(of: ModelFamily, row: Row) -> Any:
             return_dict=False,
         )[0][0]
         latent = row.latent + (after - sigma) * velocity
-        mask = row.conditioning["mask"]
-        picture = row.track.noised(row.conditioning["image_latents"], row.conditioning["noise"], row.step + 1)
+        mask = row.inputs.conditioning["mask"]
+        picture = row.track.noised(
+            row.inputs.conditioning["image_latents"], row.inputs.conditioning["noise"], row.step + 1
+        )
         return ((1 - mask) * picture + mask * latent).numpy()
 
 
@@ -126,7 +129,7 @@ def entry(of: ModelFamily, row: Row, bits: int) -> Entry:
     """What the row's next step in full leaves of its last sequence."""
     recorder = EntryRecorder(row.level, of.depth, RecordingSpec(frozenset(CacheForm), bits))
     row = replace(row, region=None)
-    step(of, [row], [*(BlockInputs() for _ in row.prompts[1:]), BlockInputs(recorder=recorder)])
+    step(of, [row], [*(BlockInputs() for _ in row.inputs.prompts[1:]), BlockInputs(recorder=recorder)])
     return recorder.entry()
 
 
@@ -141,7 +144,7 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
         masked(of, Spec("mixed", grid=(3, 9), text_tokens=4, steps=6, seed=5), [5, 6], halo=1),
     ]
     rows = [
-        row if row.region is None else replace(row, region=with_companions(row.region, row.companions))
+        row if row.region is None else replace(row, region=with_companions(row.region, row.inputs.companions))
         for row in rows
     ]
     modes = {2: (KV,) * 4, 3: (FULL, HIDDEN, KV, HIDDEN), 4: (HIDDEN, FULL, HIDDEN, KV)}
@@ -238,7 +241,7 @@ def driven_rows(name: str) -> Made:
         rows[index] = replace(rows[index], region=region_of(rows[index], (1, 2, 7)))
 
     def uses(part: ModelFamily) -> Sequence[BlockInputs]:
-        found = [BlockInputs()] * (len(rows) + sum(len(row.prompts) > 1 for row in rows))
+        found = [BlockInputs()] * (len(rows) + sum(len(row.inputs.prompts) > 1 for row in rows))
         for index, modes in taken.items():
             entry, where = CacheSharder(part).entry(entries[index]), rows[index].region
             assert entry is not None
@@ -297,7 +300,7 @@ def rows_of(forms: frozenset[CacheForm]) -> tuple[Row, ...]:
         of, Spec("adapted", grid=GRID, text_tokens=4, steps=6, seed=2, true_cfg_scale=2.0)
     )
     spec = Spec("taking", grid=GRID, text_tokens=6, padding_tokens=3, steps=6, seed=3, true_cfg_scale=1.5)
-    taking = replace(edit(of, taken, spec), keeps_padding=True)
+    taking = changed(edit(of, taken, spec), keeps_padding=True)
     beside = edit(of, taken, Spec("beside", grid=GRID, steps=6, seed=4), where((1, 2, 3)))
     own = edit(of, None, replace(spec, job_id="own", seed=5), where((6,)))
     return (
@@ -305,7 +308,7 @@ def rows_of(forms: frozenset[CacheForm]) -> tuple[Row, ...]:
         replace(adapted, adapters=Adapters((LORA,))),
         taking,
         replace(beside, adapters=Adapters((LORA,))),
-        replace(own, renewed_every=3, keeps_padding=True),
+        changed(own, renewed_every=3, keeps_padding=True),
     )
 
 

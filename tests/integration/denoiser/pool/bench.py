@@ -25,7 +25,7 @@ from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.residuals import PoolControls
-from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
@@ -35,6 +35,7 @@ from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
 from giornata_denoiser.profiling.fitting import profile
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.rows import changed
 from tests.fakes.profiles import PROFILE
 from tests.patience import HUNG_S
 
@@ -111,10 +112,10 @@ class Model:
             return made
         cells = torch.zeros(grid, dtype=torch.bool)
         cells[1:3, 1:3] = True
-        return Row(**{**vars(made), "region": make_region(cells), "renewed_every": 3})
+        return changed(made, region=make_region(cells), renewed_every=3)
 
     def alone(
-        self, rows: Sequence[Row], low_ranks: LowRanks | None = None, controls: ControlExecutor | None = None
+        self, rows: Sequence[Row], low_ranks: LowRanks | None = None, controls: ControlPart | None = None
     ) -> dict[str, torch.Tensor]:
         """The final latents of rows, each computed by itself in this process."""
         found: dict[str, torch.Tensor] = {}

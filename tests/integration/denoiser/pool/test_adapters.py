@@ -20,13 +20,15 @@ from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.residuals import (
     ControlLinkAddress,
+    ControlNetSession,
     PoolControls,
     control_target,
     open_controls,
 )
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.pool.rank import RankControls
-from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora, name_of
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
@@ -107,7 +109,7 @@ def test_adapters_and_step_caches_act_on_one_device_and_on_two(
     assert {StepParallelism(sample.degree, sample.halves) for sample in bench.samples} == ways
     found = bench.latents()
     equal(found, model.alone(rows, sets, controls_of(nets, family.network, multiple, 2)))
-    skipped = sum(rule.steps.skipped(steps) * len(row.prompts) for row in cached) * family.depth
+    skipped = sum(rule.steps.skipped(steps) * len(row.inputs.prompts) for row in cached) * family.depth
     assert bench.skipped_blocks == skipped > 0
     bare = model.alone([replace(row, adapters=Adapters()) for row in adapted])
     assert not any(torch.allclose(found[name], latent, atol=1e-3) for name, latent in bare.items())
@@ -160,7 +162,8 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
         assert len(bench.degrees) == STEPS + 1, "it has made the one step in which no ControlNet acts"
         nowhere = replace(address, address=str(tmp_path / "nowhere.sock"))
         for link in (nowhere, address):
-            controls.put(row.key, replace(opened, link=link))
+            session = ControlNetSession(opened.instance, link, opened.row, opened.behind)
+            controls.put(row.key, session)
             bench.pool.resume("guided", 1)
             if link is nowhere:
                 assert lost.get(timeout=HUNG_S) == row.key
@@ -182,7 +185,7 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
     use = RowControl("edges", net.card.digest, 0.8, 1, STEPS, image=image)
     row = replace(model.row("guided", steps=STEPS, guided=True), adapters=Adapters(controls=(use,)))
-    controls = RankControls(model.checkpoint, model.config(2))
+    controls = RankControls(CPU)
     with ExitStack() as stack:
         stack.callback(controls.close)
         opened = ControlInstance(tmp_path, net, stack).opened(row, target)
@@ -192,7 +195,8 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
             32 << 20,
             16 << 20,
         ):  # of an instance that was started again, under another address
-            controls.follow(row.key, replace(opened, link=replace(address, slab_bytes=slab_bytes)))
+            there = replace(address, slab_bytes=slab_bytes)
+            controls.follow(row.key, ControlNetSession(opened.instance, there, opened.row, opened.behind))
             session = controls.session(row.key)
             assert session is not None
             links.append(session.link)

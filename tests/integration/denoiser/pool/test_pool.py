@@ -19,6 +19,7 @@ from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
+from giornata_lab.bench.compute.rows import changed
 from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, equal, open_model, running
 
 # Pools compute what one process computes, whichever devices compute which step.
@@ -52,7 +53,7 @@ class Leg:
 
     def __init__(self, model: Model, row: Row, known: tuple[Correction, ...] | None) -> None:
         self._engine = engine(model)
-        self._engine.batch.submit([replace(row, degree=0, corrections=known)])
+        self._engine.batch.submit([changed(row, degree=0, corrections=known)])
 
     def step(self) -> Row:
         report = self._engine.step()
@@ -69,14 +70,14 @@ def engine(model: Model) -> Engine:
 
 def walked(model: Model, row: Row, plan: Sequence[Devices]) -> Row:
     """The row after its steps by these devices; one device tells what it has learned, and several do not."""
-    known, before = row.corrections, None
+    known, before = row.reuse.corrections, None
     leg = Leg(model, row, known)
     for devices in plan:
         if before not in (None, devices):
             leg = Leg(model, row, known)
         row, before = leg.step(), devices
         if len(devices) == 1:
-            known = row.corrections
+            known = row.reuse.corrections
     return row
 
 
@@ -94,12 +95,12 @@ def template(model: Model, forms: Iterable[CacheForm]) -> CachedTemplate:
 
 def taking(model: Model, recording: CachedTemplate, name: str, seed: int, *, guided: bool = False) -> Row:
     row = model.row(name, grid=GRID, steps=STEPS, seed=seed, guided=guided, masked=True)
-    return replace(row, template=recording, renewed_every=0)
+    return changed(row, template=recording, renewed_every=0)
 
 
 def learned(model: Model, row: Row) -> tuple[Correction, ...]:
     """What the first step of another row with the same mask teaches."""
-    corrections = Leg(model, row, None).step().corrections
+    corrections = Leg(model, row, None).step().reuse.corrections
     assert corrections is not None
     return corrections
 
@@ -130,13 +131,13 @@ def test_rows_with_a_template_with_and_without_known_corrections(
         rows += [
             taking(model, recording, f"{index} learns", seed=1, guided=True),
             taking(model, recording, f"{index} learns alone", seed=2),
-            replace(taking(model, recording, f"{index} knows", seed=3), corrections=known),
+            changed(taking(model, recording, f"{index} knows", seed=3), corrections=known),
         ]
     compared(model, rows, PAIRS)
     for row in rows:  # the difference shows where a step was computed in full
         stays = walked(model, row, [(0, 1)] * STEPS).latent
         moves = walked(model, row, PAIRS).latent
-        assert torch.allclose(stays, moves, rtol=0, atol=1e-4) == (row.corrections is not None)
+        assert torch.allclose(stays, moves, rtol=0, atol=1e-4) == (row.reuse.corrections is not None)
 
 
 def test_degree_and_devices_change_between_the_steps_of_a_row(model: Model) -> None:

@@ -80,7 +80,7 @@ def test_a_rows_sequences_count_what_its_controlnets_compute(shared: bool) -> No
     row = tiny_flux.row(OF, Spec(grid=(3, 4), true_cfg_scale=2.0, steps=4))
     row = replace(row, adapters=adapters_of(job, 4, nets={"here": work, "idle": work}))
     counted = [sum(shape.control for shape in replace(row, step=step).shapes) for step in range(4)]
-    texts = [prompt.joint_tokens for prompt in row.prompts]
+    texts = [prompt.joint_tokens for prompt in row.inputs.prompts]
     each = [3 + 2 * text + 5 * 12 + 12**2 + 0.5 * ((text + 12) ** 2 - 12**2) for text in texts]
     assert len(each) == 2
     assert counted == pytest.approx([0, *[sum(each) / (2 if shared else 1)] * 2, 0])

@@ -44,10 +44,12 @@ from giornata_denoiser.attempts.inputs import track_of
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import FailedRow, StepReport
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.row import Adapters, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes.fleet import CARD
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF
 
 # Attempts count what is unfinished, and the record takes an outcome only from its present owner.
@@ -97,11 +99,11 @@ def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
     row = tiny_flux.row(OF, Spec(steps=2))
     asked = request().model_copy(update={"denoise_within_ms": 1500.0})
     made = Attempt(asked, accepted_s=1.0)
-    promised = made.promised(row)
+    promised = made.promised(row).wishes
     assert (promised.due_s, promised.priority) == (2.5, Priority.BATCH)
     assert [each.due_ms for each in made.progress(2.75)] == [-250.0, -250.0]
     free = Attempt(request(), accepted_s=1.0)
-    assert math.isinf(free.promised(row).due_s)
+    assert math.isinf(free.promised(row).wishes.due_s)
     assert [each.due_ms for each in free.progress(2.0)] == [None, None]
 
 
@@ -145,7 +147,7 @@ def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     assert not next(made.progress(0.0)).shape_known
     built = tiny_flux.row(OF, Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
-    made.rows = {0: replace(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
+    made.rows = {0: changed(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
     (told,) = made.progress(0.0)
     assert (told.text_tokens, told.padding_tokens) == (6, 4 if keeps else 0)
     assert told.shape_known
@@ -174,8 +176,7 @@ def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
         RowRecord(index=2, seed=2, attempt=1, worker="me"),
     )
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
-    changed = record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {})
-    assert changed is not None
+    changed = present(record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {}))
     assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]
 
 
@@ -252,12 +253,10 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
         attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     good, bad = written.rows
-    assert good.resume is not None
-    assert good.resume.step == 2
+    assert present(good.resume).step == 2
     assert good.error is None
     assert (bad.resume, bad.latents) == (None, None)
-    assert bad.error is not None
-    assert bad.error.code == "row_poisoned"
+    assert present(bad.error).code == "row_poisoned"
 
 
 async def test_the_record_tells_the_step_from_which_loras_act() -> None:
@@ -270,8 +269,7 @@ async def test_the_record_tells_the_step_from_which_loras_act() -> None:
         attempt.rows[index] = replace(row, step=step, adapters=adapters)
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     under_way, done, without = written.rows
-    assert under_way.resume is not None
-    assert under_way.resume.loras_from == 3
+    assert present(under_way.resume).loras_from == 3
     assert (done.loras_from, without.loras_from) == (3, None)
 
 

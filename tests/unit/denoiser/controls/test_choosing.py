@@ -30,6 +30,7 @@ from giornata_denoiser.controls.residuals import ControlNetTarget, control_targe
 from giornata_denoiser.controls.sessions import able_instances, best_instance
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
+from tests.present import present
 from tests.unit.scheduling.test_adapters import instance
 
 # Who computes a row's ControlNets.
@@ -142,8 +143,7 @@ def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least
         told("c", resident=tuple(NETS), pending_ms=9.0),
         told("d", resident=tuple(NETS), pending_ms=5.0),
     ]
-    found = best_instance(states, NETS, "m1")
-    assert found is not None
+    found = present(best_instance(states, NETS, "m1"))
     assert found.instance == "d"
 
 
@@ -167,9 +167,7 @@ def network(name: str) -> ControlNetTarget:
     of: Any = tiny_unet.network(name, fill=name == "xl") if name in tiny_unet.SHAPES else None
     if of is None:
         of = (tiny_flux.family() if name == "flux" else tiny_driven.family(name)).network
-    found = control_target(of, PIXELS[name])
-    assert found is not None
-    return found
+    return present(control_target(of, PIXELS[name]))
 
 
 def net(name: str, options: Mapping[str, Any]) -> Any:

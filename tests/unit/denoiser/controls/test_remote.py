@@ -36,7 +36,8 @@ from giornata_denoiser.controls.residuals import (
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
 from giornata_denoiser.engine.slabs import WaitTimer
-from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import LATENT, Spec
 from tests.contract.control_link.strangers import TOKEN, listening_at
@@ -44,6 +45,7 @@ from tests.fakes import control_instance
 from tests.fakes.control_instance import TOKENS, Instance
 from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF
 
 # What rows that are open at instances ask for and let go of, over data paths to instances of other
@@ -96,8 +98,7 @@ def answer(served: Instance, *values: float) -> None:
 
 
 def value(of: OfSequences) -> float:
-    sample = of[0].sample(0)
-    assert sample is not None
+    sample = present(of[0].sample(0))
     return float(sample[0, 0])
 
 
@@ -146,9 +147,7 @@ def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Inst
         asked = made.ask(here, late, too)
         answer(served, 1.0)
         assert [served.next_step().row for _ in range(2)] == ["late", "too"]
-        coming = made.remote._holding.added(here.key)
-        assert coming is not None
-        coming.asked.sample(0, HUNG_S)
+        value(asked[0])
         with pytest.raises(ControlLost) as lost:
             value(asked[1])
         assert lost.value.keys == {late.key, too.key}
@@ -244,9 +243,7 @@ def added(controls: LocalControls, row: Row, *, whole: bool) -> OfSequences:
 
 
 def first(of: OfSequences) -> Tensor:
-    sample = of[0].sample(0)
-    assert sample is not None
-    return sample
+    return present(of[0].sample(0))
 
 
 def test_a_step_in_full_takes_nothing_that_an_instance_would_not_have_made_for_it(loaded: ControlNet) -> None:
@@ -269,8 +266,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     opened = Open()
     controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, NETWORK), opened.remote)
     row = with_control_costs(masked(loaded), {})
-    here = controls.able(row)
-    assert here is not None
+    here = present(controls.able(row))
     assert here.adapters.controls[0].work == work_of(loaded.card)
     assert sum(shape.control for shape in here.shapes) > 0
     assert controls.able(here) is here
@@ -282,8 +278,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     assert there is not None
     assert sum(shape.control for shape in there.shapes) == 0
     opened.remote.sessions.drop(row.key)
-    again = controls.able(there)
-    assert again is not None
+    again = present(controls.able(there))
     assert again.adapters == here.adapters
     without = ControlDispatcher(None, opened.remote)
     assert without.able(there) is None
@@ -372,7 +367,7 @@ async def test_an_instance_that_was_started_again_leaves_no_lost_path_behind(doo
     await asyncio.to_thread(before.link._reader.join, HUNG_S)
     with door.listening("after") as opened:
         now = await links.to("c", opened)
-        assert [task.result() for task in links._paths.values()] == [now]
+        assert links.made == [now]
         await links.close()
 
 

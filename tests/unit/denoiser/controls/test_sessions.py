@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
 from giornata.control.link import slabs
+from giornata.control.link.client import ControlLink
 from giornata.control.link.messages import ControlFailed
 from giornata.control.link.server import Listener
 from giornata.wire.controlnets import (
@@ -95,7 +96,7 @@ class Bench:
     wire: Wire
     instances: ControlNetInstances
     sessions: ControlNetSessionManager
-    opened: OpenControls
+    opened: OpenControls[ControlLink]
     resumed: asyncio.Queue[str]
 
     async def asked(self) -> None:
@@ -133,16 +134,14 @@ async def bench(
             )
             sessions.opened = OpenControls()
             yield Bench(wire, instances, sessions, sessions.opened, resumed)
-        linked = [making.result() for making in links._paths.values() if making.exception() is None]
-        assert {each._free for each in linked} <= {SLAB_BYTES}, "rows that have ended take no room"
+        assert {each.free_bytes for each in links.made} <= {SLAB_BYTES}, "rows that have ended take no room"
         assert not wire.open, "instances that had the row are told that it has ended"
-        assert not sessions._losses
         assert not sessions.opened.has(ROW.key)
         await links.close()
 
 
 def told(made: Bench, name: str) -> None:
-    made.instances._hear(instance(name, frozenset({NET.digest})))
+    made.instances.hear(instance(name, frozenset({NET.digest})))
 
 
 async def test_a_row_whose_attempt_ends_while_it_is_opened_is_closed(tmp_path: Path) -> None:
@@ -184,10 +183,8 @@ async def test_a_row_that_has_been_open_is_not_told_that_its_controlnets_do_not_
         told(made, "c1")
         async with made.sessions.held(REQUEST, [ROW], fall_back=False) as failed:
             await made.asked()
-            made.sessions._open_s = (
-                0.1  # from now on: on a busy machine the row would not have been open in time
-            )
-            made.instances._fleet.forget("c1")
+            made.sessions.open_s = 0.1  # from now on: a busy machine would not have opened the row in time
+            made.instances.hear(instance("c1", frozenset()))
             made.lose(ConnectionError("it is silent"))
             with pytest.raises(ControlNetUnavailable):
                 await asyncio.wait_for(failed, HUNG_S)

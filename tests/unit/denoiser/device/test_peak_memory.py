@@ -34,10 +34,10 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, bits_of
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.models import REAL, flux
-from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.fakes.cuda import CUDA, World, pretended
-from tests.unit.denoiser.engine.test_rehearsal import CARD
+from tests.fakes.fleet import CARD
 
 BITS: Final = 4
 TIER_BYTES: Final = 14 << 30
@@ -120,9 +120,9 @@ class Steps:
         made = [rows.masked(edit) if masked else rows.row(edit, reuse=False) for edit in edits]
         if not masked:
             return made
-        entry = entry_of(self.family, rows.tokens + made[0].companions, self._world)
+        entry = entry_of(self.family, rows.tokens + made[0].inputs.companions, self._world)
         taken = CachedTemplate("t", made[0].grid, (entry,))
-        return [replace(row, template=taken, degree=1, step=1) for row in made]
+        return [changed(row, template=taken, degree=1, step=1) for row in made]
 
     def peak_bytes(self, rows: Sequence[Row]) -> int:
         """Most memory of the second of two steps, beyond the model's weights."""
@@ -146,8 +146,8 @@ class Steps:
         taken = [
             CachedTokens(entry.modes, Slabs(entry, row.region, row.own_tokens[0], self.family, device=device))
             for row in rows
-            if row.template is not None and row.region is not None
-            for entry in row.template.entries
+            if row.reuse.template is not None and row.region is not None
+            for entry in row.reuse.template.entries
         ]
         return lambda: [BlockInputs(taken=each) for each in taken]
 

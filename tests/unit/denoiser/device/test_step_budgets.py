@@ -26,7 +26,7 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls import residuals
 from giornata_denoiser.controls.residuals import AddedResiduals, control_target
-from giornata_denoiser.engine.batch_tensors import NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlPart, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.slabs import WaitTimer
@@ -37,16 +37,19 @@ from giornata_denoiser.families.sampling import FlowMatching, shifted_always, sh
 from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.loras import LoraTiers
 from giornata_denoiser.profiling.measuring import RandomLoras
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.startup import memory_on, practice_row, rehearse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven, tiny_flux_control
 from tests.fakes.cuda import CUDA, Finding, World, pretended
+from tests.fakes.fleet import CARD
 from tests.fakes.local_controls import controls_of
 from tests.patience import HUNG_S
-from tests.unit.denoiser.engine.test_rehearsal import CARD
+from tests.present import present
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.test_loras import ROOMY, Remote, factors
 
@@ -88,9 +91,8 @@ def row(name: str, of: ModelFamily, spec: Spec, *, masked: bool) -> Row:
         return made
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[[5, 6, 9, 10][spec.seed % 2 :]] = True
-    where = make_region(touched)
-    assert where is not None
-    return replace(made, region=with_companions(where, made.companions))
+    where = present(make_region(touched))
+    return replace(made, region=with_companions(where, made.inputs.companions))
 
 
 def template(name: str, of: ModelFamily) -> CachedTemplate:
@@ -117,18 +119,17 @@ def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:
             reusing=ReuseOptions(device=device_for(CUDA, 1 << 30), loader=loader, correction_bits=8),
         )
         first = row(name, of, Spec("a", steps=7, seed=0), masked=True)
-        engine.batch.submit([replace(first, template=taken)])
+        engine.batch.submit([changed(first, template=taken)])
         for number in range(4):
             if number == 2:
                 other = row(name, of, Spec("b", steps=4, seed=1, text_tokens=6), masked=True)
-                engine.batch.submit([replace(other, template=taken)])
+                engine.batch.submit([changed(other, template=taken)])
             if number == 3:
                 shown = row(name, of, Spec("c", steps=2, seed=2), masked=False)
-                engine.batch.submit([replace(shown, partial_images=1)])
+                engine.batch.submit([changed(shown, partial_images=1)])
             world.launches.clear()
             world.synchronisations.clear()
-            report = engine.step()
-            assert report is not None
+            report = present(engine.step())
             assert not report.failed, report.failed[0].error.__cause__
             kind = "joins" if number == 0 else "masked" if number < 2 else "several"
             cost = found[kind]
@@ -197,7 +198,7 @@ GUIDED = CARD.model_copy(update={"takes_true_cfg": True})
 LARGER = (8, 8)
 
 
-class Acting(NoControls):
+class Acting(ControlPart):
     """A LoRA of every linear layer, and what a ControlNet adds behind every block; both are on the device already."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -216,7 +217,7 @@ class Acting(NoControls):
     def residuals(
         self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
     ) -> tuple[OfSequences, ...]:
-        return tuple(self.added[: len(row.prompts)] if row.adapters.controls else () for row in rows)
+        return tuple(self.added[: len(row.inputs.prompts)] if row.adapters.controls else () for row in rows)
 
 
 def launched(world: World) -> set[str]:
@@ -251,7 +252,7 @@ def test_a_step_that_does_not_fit_is_told_by_the_memory_and_not_by_a_dtype() -> 
         checkpoint = Checkpoint(CARD, family("flux"), None)
         free = 16 << 10
         world.limit_bytes = world.live_bytes + free
-        with pytest.raises(Failed, match="memory holds m and no step;") as refused:
+        with pytest.raises(Failed, match="memory holds tiny and no step;") as refused:
             rehearse(checkpoint)
         assert "dtype" not in str(refused.value)
         assert isinstance(refused.value.__cause__, torch.OutOfMemoryError)

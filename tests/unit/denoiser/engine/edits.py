@@ -23,7 +23,9 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
 
 FORMS = [frozenset({CacheForm.KV}), frozenset({CacheForm.HIDDEN}), frozenset(CacheForm), frozenset()]
@@ -58,12 +60,8 @@ def finish_rows(of: ModelFamily, rows: Sequence[Row], **how: object) -> dict[str
 
 def assert_nothing_kept(made: Engine) -> None:
     """An engine without rows holds nothing of those that it had."""
-    computing = made.computing
     assert len(made.batch) == 0
-    assert not computing.sources._running
-    assert not computing.placing._placed
-    assert not computing.placing._assembled
-    assert not computing._unread
+    assert not made.computing.keys
 
 
 def template(
@@ -78,13 +76,11 @@ def template(
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(tokens)] = True
-    found = make_region(touched)
-    assert found is not None
-    return found
+    return present(make_region(touched))
 
 
 def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, place: Region | None = None) -> Row:
-    return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
+    return changed(tiny_flux.row(of, spec), region=place or where(), template=taken)
 
 
 class Oracle:
@@ -132,8 +128,7 @@ def expected(
     Where it is `corrected`, by its own first step or by that of a `teacher`.
     """
     seen: list[tuple[Entry, Everything]] = []
-    place = row.region
-    assert place is not None
+    place = present(row.region)
     if teacher is not None:
         seen, _ = _first_step(of, teacher, taken)
     while not row.done:
@@ -142,7 +137,7 @@ def expected(
             row = row.advanced(latent)
             continue
         entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
-        sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
+        sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.inputs.prompts))]
         row = row.advanced(
             step(of, [row], [BlockInputs(CachedTokens(modes, source)) for source in sources])[0]
         )
@@ -154,7 +149,7 @@ def _first_step(
 ) -> tuple[list[tuple[Entry, Everything]], Tensor]:
     """What a step in full shows of every sequence, beside the entry of its level; and the latent after it."""
     entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
-    everything = [Everything() for _ in row.prompts]
+    everything = [Everything() for _ in row.inputs.prompts]
     latent = step(of, [row], [BlockInputs(recorder=each) for each in everything])[0]
     return [(entry, each) for each in everything], latent
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.compute_set import BlockInputs
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.batch_tensors import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, ControlPart
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import FiniteCheck, StepReport
 from giornata_denoiser.engine.slabs import WaitTimer
@@ -23,6 +24,7 @@ from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, assert_nothing_kept, edit, template
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -153,12 +155,11 @@ def test_nothing_of_a_poisoned_row_is_taught_or_handed_back() -> None:
     made.batch.submit(rows)
     made.plan()
     poison(made, "bad")
-    first = made.step()
-    assert first is not None
+    first = present(made.step())
     assert [failure.row.key.job_id for failure in first.failed] == ["bad"], (
         "a step that teaches is judged at once"
     )
-    assert [row.taught for row in first.advanced] == [True]
+    assert [row.reuse.taught for row in first.advanced] == [True]
     made.step()
     poison(made, "good")
     made.step()
@@ -181,19 +182,19 @@ def test_another_row_of_its_name_is_not_blamed() -> None:
 
 
 @dataclass
-class Losing(NoControls):
+class Losing(ControlPart):
     """Loses a row's ControlNets in the steps that a test names."""
 
     lost_in: int
     asked: int = 0
 
-    def residuals(
-        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
-    ) -> tuple[OfSequences, ...]:
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
         self.asked += 1
         if self.asked == self.lost_in:
             raise ControlLost({rows[0].key})
-        return super().residuals(rows, whole, waits)
+        return super().add(rows, uses, waits)
 
 
 def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
@@ -218,21 +219,21 @@ def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
     assert max(sample.step_ms for sample in samples) < 100
 
 
-class Waiting(NoControls):
+class Waiting(ControlPart):
     """Every other step waits for samples for five seconds; each takes one."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._steps = count()
 
-    def residuals(
-        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
-    ) -> tuple[OfSequences, ...]:
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
         self.now += 1.0
         if next(self._steps) % 2:
             with waits.waiting():
                 self.now += 5.0
-        return super().residuals(rows, whole, waits)
+        return super().add(rows, uses, waits)
 
 
 @pytest.mark.parametrize("ahead", [None, Ahead()])

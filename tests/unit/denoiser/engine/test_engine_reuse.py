@@ -20,13 +20,12 @@ from giornata.planning.operations import SequenceShape, StepWork, step_work
 from giornata.planning.plans import (
     BatchPlan,
     BatchPlanner,
-    BatchRow,
-    LoadLink,
     evaluate_modes,
     plan_batch,
     plan_each_alone,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -38,8 +37,10 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
+from tests.present import present
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,
@@ -83,14 +84,14 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
         ended["other"].latent, finish_rows(OF, [other])["other"].latent, atol=FLOAT32, rtol=0
     )
     if forms:
-        full = replace(row, key=replace(row.key, job_id="full"), template=None)
+        full = changed(row, key=replace(row.key, job_id="full"), template=None)
         made.batch.submit([full])
         assert (finished(made)["full"].latent - ended["edit"].latent).abs().max() > 10 * FLOAT32
 
 
 def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
     far = CachedTemplate("t", GRID, (Entry(2.0, (CachedBlock(),) * BLOCKS),))
-    rows = [replace(edit(OF, taken, Spec(grid=GRID)), tolerance=0.5) for taken in (None, far)]
+    rows = [changed(edit(OF, taken, Spec(grid=GRID)), tolerance=0.5) for taken in (None, far)]
     assert torch.equal(*[finish_rows(OF, [row])["job"].latent for row in rows])
 
 
@@ -134,8 +135,7 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
         made = engine(OF, planner=chaotic(seed), loader=loader if ahead else None, correction_bits=None)
         made.batch.submit([edit(OF, taken, spec, place)])
         report = made.step()
-    assert report is not None
-    (row,) = report.advanced
+    (row,) = present(report).advanced
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 

@@ -28,8 +28,10 @@ from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTi
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedBlock, Entry, StoredTensor, store
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, finished, template
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -48,8 +50,7 @@ def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
 
 
 def slabs(of: Entry) -> Slabs:
-    where = make_region(torch.tensor([[True, False, False], [False, False, False]]))
-    assert where is not None
+    where = present(make_region(torch.tensor([[True, False, False], [False, False, False]])))
     return Slabs(of, where, own=2, family=OF)
 
 
@@ -268,7 +269,7 @@ def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
     device = Slow(MemoryError("no buffers") if lost else None)
     device.gate.set()
     spec = RecordingSpec(FORMS[0], EXACT, name="left")
-    row = replace(edit(OF, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
+    row = changed(edit(OF, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
     here, far = engine(OF), engine(OF)
     far.computing.hosting = copies(device)
     for made in (here, far):

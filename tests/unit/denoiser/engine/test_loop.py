@@ -16,12 +16,14 @@ from torch import Tensor
 
 from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine.batch_tensors import LowRanks, ready_row
+from giornata_denoiser.engine.batch_tensors import LoraPart, LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.rows.row import Adapters, Row, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.engine.test_masked import OF
@@ -137,8 +139,8 @@ def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
     shelf = ResidentLoraSets()
     shelf.here = {LORAS} if here else set()
     adapters = Adapters(LORAS, loras_from, joins_early=False)
-    row = replace(PLAIN, adapters=adapters, step=step, corrections=())
-    assert ready_row(row, shelf) == (row if here or step < loras_from else None)
+    row = changed(PLAIN, adapters=adapters, step=step, corrections=())
+    assert LoraPart(shelf).able(row) == (row if here or step < loras_from else None)
 
 
 @given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
@@ -147,15 +149,15 @@ def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
 ) -> None:
     shelf = ResidentLoraSets()
     shelf.here = {LORAS} if here else set()
-    row = replace(adapted(PLAIN, loras_from), step=step, corrections=())
-    now = ready_row(row, shelf)
+    row = changed(adapted(PLAIN, loras_from), step=step, corrections=())
+    now = LoraPart(shelf).able(row)
     if not here and step >= loras_from:
         assert now is None
         return
     assert now is not None
     joins = here and step < loras_from
     assert now.adapters.loras_from == (step if joins else loras_from)
-    assert (now.corrections is None) == joins, "what was learned without them is void"
+    assert (now.reuse.corrections is None) == joins, "what was learned without them is void"
 
 
 @pytest.fixture

@@ -16,10 +16,13 @@ from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
 from tests.unit.denoiser.engine.test_masked import exact_family
 
@@ -85,7 +88,7 @@ def rows_of(of: ModelFamily) -> list[Row]:
         spec = Spec(str(index), grid=GRID, steps=6, seed=index, true_cfg_scale=guided, text_tokens=4 + index)
         kind = index // 3
         row = tiny_flux.row(of, spec) if kind == 0 else edit(of, taken if kind == 1 else None, spec)
-        row = replace(row, renewed_every=3) if kind == 2 else row
+        row = changed(row, renewed_every=3) if kind == 2 else row
         rows.append(replace(row, adapters=Adapters(SETS[index % 3])))
     return rows
 
@@ -109,8 +112,7 @@ def test_loras_that_join_later_act_from_their_step_on(
     made.batch.submit([plain])
     for _ in range(2):
         report = made.step()
-    assert report is not None
-    there = replace(report.advanced[0], degree=0, corrections=None, adapters=Adapters(SETS[2]))
+    there = changed(present(report).advanced[0], degree=0, corrections=None, adapters=Adapters(SETS[2]))
     wanted = finished(engine(of, shelf), there)[plain.key.job_id]
     found = finished(engine(of, shelf), late)[plain.key.job_id]
     torch.testing.assert_close(found.latent, wanted.latent, atol=EXACTLY, rtol=0)
@@ -123,10 +125,8 @@ def test_the_step_in_which_loras_join_is_in_full(of: ModelFamily, shelf: LoraSet
     )
     tokens = []
     for _ in range(4):
-        report = made.step()
-        assert report is not None
-        assert report.sample is not None
-        tokens.append(report.sample.image_tokens)
+        report = present(made.step())
+        tokens.append(present(report.sample).image_tokens)
     assert tokens[0] == tokens[2] == 3 * 16  # one of them is guided
     assert tokens[1] == 3 * 4
 
@@ -135,8 +135,7 @@ def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, s
     rows = rows_of(of)[:3]
     made = engine(of, LoraSetStore({SETS[1]: shelf.sets[SETS[1]]}))
     made.batch.submit(rows)
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert {row.key for row in report.advanced} == {row.key for row in rows[:2]}
     (failed,) = report.failed
     assert failed.row.key == rows[2].key
@@ -151,19 +150,24 @@ def test_corrections_belong_to_the_set_under_which_they_were_learned(
     for index in (3, 4):
         made = engine(of, shelf)
         made.batch.submit([rows_of(of)[index]])
-        report = made.step()
-        assert report is not None
+        report = present(made.step())
         (row,) = report.advanced
-        assert row.taught
+        assert row.reuse.taught
         if index == 4:
-            row = replace(row, prompts=row.prompts[:1], corrections=row.corrections and row.corrections[:1])
+            row = changed(
+                row,
+                prompts=row.inputs.prompts[:1],
+                corrections=row.reuse.corrections and row.reuse.corrections[:1],
+            )
         assert kept.claim(row)
         kept.keep(row)
         assert row.region is not None
-        assert row.template is not None
-        under = row.adapters.learned_under(0)
-        assert under is not None
-        assert kept.find(row.template.id, row.region, 2 if index == 3 else 1, under) == row.corrections
-        assert kept.find(row.template.id, row.region, 1, "another set") is None
+        assert row.reuse.template is not None
+        under = present(row.adapters.learned_under(0))
+        assert (
+            kept.find(row.reuse.template.id, row.region, 2 if index == 3 else 1, under)
+            == row.reuse.corrections
+        )
+        assert kept.find(row.reuse.template.id, row.region, 1, "another set") is None
     controlled = replace(row, adapters=Adapters(controls=(RowControl("m", "d", 1.0, 0, 4),)))
     assert not kept.claim(controlled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -23,6 +23,7 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from giornata_lab.bench.compute.workload import grown
 from tests.examples import examples
+from tests.present import present
 
 OF = tiny_flux.family()
 """What every test computes with that needs no network of its own."""
@@ -77,20 +78,39 @@ class Recorded:
         raise AssertionError("a transformer takes nothing else")
 
 
+@dataclass
+class Given:
+    """Satisfies :class:`giornata.packed.compute_set.Residuals`."""
+
+    samples: Sequence[Tensor | None]
+    whole: bool = True
+
+    def sample(self, block: int) -> Tensor | None:
+        return self.samples[block]
+
+
+def drawn(tokens: int, seed: int = 0, *, width: int = 64) -> list[Tensor]:
+    """A sample of each block."""
+    generator = torch.Generator().manual_seed(seed)
+    return [0.5 * torch.randn(tokens, width, generator=generator) for _ in range(BLOCKS)]
+
+
 def on_the_line(row: Row) -> Row:
     """`row` with the latent that its template's run has at its step."""
     return replace(row, latent=row.track.noised(*picture_and_noise(row), row.step))
 
 
 def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
-    return row.conditioning["image_latents"], row.conditioning["noise"]
+    return row.inputs.conditioning["image_latents"], row.inputs.conditioning["noise"]
 
 
 def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[BlockInputs]]) -> list[BlockInputs]:
     """By sequence: the positive ones of all rows, then the negative ones."""
     positive = [reuse.get(index, [BlockInputs()])[0] for index in range(len(rows))]
     return positive + [
-        reuse[i][1] if i in reuse else BlockInputs() for i, row in enumerate(rows) if len(row.prompts) > 1
+        reuse[i][1] if i in reuse else BlockInputs()
+        for i, row in enumerate(rows)
+        if len(row.inputs.prompts) > 1
     ]
 
 
@@ -100,7 +120,7 @@ def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs] = ())
 
 def recorded(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything]]:
     """The row's latent after a full step, and what each of its sequences was in it."""
-    recorders = [Everything() for _ in row.prompts]
+    recorders = [Everything() for _ in row.inputs.prompts]
     (latent,) = step(of, [row], [BlockInputs(recorder=recorder) for recorder in recorders])
     return latent, recorders
 
@@ -109,7 +129,7 @@ def reusing(
     row: Row, recorders: list[Everything], modes: Sequence[BlockMode], *, room: bool
 ) -> list[BlockInputs]:
     assert row.region is not None
-    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.prompts]
+    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.inputs.prompts]
     return [
         BlockInputs(CachedTokens(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
         for recorder, length in zip(recorders, lengths, strict=True)
@@ -124,23 +144,6 @@ def masked(of: ModelFamily, spec: Spec, tokens: list[int], halo: int = 0) -> Row
     return replace(row, region=make_region(grown(touched.view(row.grid), halo)))
 
 
-@pytest.mark.parametrize(
-    ("mode", "fill", "scale"),
-    [(mode, not number % 2, (1.0, 2.5)[number // 3]) for number, mode in enumerate([*BlockMode] * 2)],
-)
-def test_masked_equals_full_on_the_compute_set(mode: BlockMode, fill: bool, scale: float) -> None:
-    of = exact_family(fill=fill)
-    row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
-    assert row.region is not None
-    whole, recorders = recorded(of, replace(row, region=None))
-    (latent,) = step(of, [row], reusing(row, recorders, [mode] * BLOCKS, room=False))
-    torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
-    after = row.track.noised(*picture_and_noise(row), 1)
-    if not fill:
-        after = blend(after, after, row.conditioning["mask"])
-    torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)
-
-
 PLANS = st.lists(st.sampled_from(BlockMode), min_size=BLOCKS, max_size=BLOCKS)
 
 
@@ -149,7 +152,7 @@ PLANS = st.lists(st.sampled_from(BlockMode), min_size=BLOCKS, max_size=BLOCKS)
 @given(st.data())
 def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
     """Templates, plans, masks, halos, sizes, guidance, prompt lengths, rows in full: all in one batch."""
-    of = exact_family(fill=data.draw(st.booleans()))
+    of = exact_family(fill=(fill := data.draw(st.booleans())))
     rows, wanted, reuse = [], [], {}
     for index in range(data.draw(st.integers(1, 4))):
         grid = data.draw(st.integers(2, 4)), data.draw(st.integers(2, 4))
@@ -173,6 +176,10 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
     for row, latent, whole in zip(rows, latents, wanted, strict=True):
         inside = slice(None) if row.region is None else row.region.computed
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
+        if row.region is not None:
+            after = row.track.noised(*picture_and_noise(row), 1)
+            kept = after if fill else blend(after, after, row.inputs.conditioning["mask"])
+            assert torch.equal(latent[row.region.outside], kept[row.region.outside])
 
 
 @pytest.mark.parametrize(
@@ -200,3 +207,36 @@ def test_a_sequence_takes_and_records_at_once(modes: list[BlockMode], scale: flo
             )
             for here, there in pairs:
                 torch.testing.assert_close(here, there[tokens], atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("modes", "whole"),
+    [
+        ((BlockMode.KV,) * 4, True),
+        ((BlockMode.HIDDEN,) * 4, False),
+        ((BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN), True),
+        ((BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN), False),
+    ],
+)
+def test_what_controlnets_add_joins_the_tokens_that_are_computed(
+    modes: tuple[BlockMode, ...], whole: bool
+) -> None:
+    """What lies outside is taken from a forward with the same residuals; its blocks' inputs hold them."""
+    of, recorder = exact_family(), Everything()
+    row = masked(of, Spec(grid=(4, 5)), [6, 7, 11])
+    computed, samples = (
+        present(row.region).computed,
+        [sample.to(DOUBLE) for sample in drawn(row.image_tokens)],
+    )
+    full_use = BlockInputs(recorder=recorder, residuals=Given(samples))
+    (full,) = step(of, [replace(row, region=None)], [full_use])
+    given = Given(samples if whole else [sample[computed] for sample in samples], whole)
+    (taken,) = reusing(row, [recorder], modes, room=False)
+    (mine,) = step(of, [row], [replace(taken, residuals=given)])
+    torch.testing.assert_close(mine[computed], full[computed], atol=FLOAT32, rtol=0)
+
+
+def test_a_residual_of_a_region_needs_one() -> None:
+    row = tiny_flux.row(OF, Spec())
+    with pytest.raises(ValueError, match="has no region"):
+        step(OF, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])

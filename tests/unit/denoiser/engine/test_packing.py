@@ -8,7 +8,17 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Beside, DenseKV, choose_attention, gather, grouped, varlen
+from giornata.packed.attention import (
+    Beside,
+    DenseKV,
+    choose_attention,
+    choose_cross_attention,
+    each_across,
+    gather,
+    grouped,
+    varlen,
+    varlen_across,
+)
 from giornata.packed.compute_set import PackedBatch, make_region
 from giornata.packed.packing import Segments, make_layout
 
@@ -171,6 +181,17 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
 
 def test_the_cpu_attends_in_groups() -> None:
     assert choose_attention(torch.device("cpu"), torch.bfloat16, gather).func is grouped
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_lengths_are_told_to_flash_attention_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fast: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    device = torch.device("cuda")
+    assert choose_attention(device, torch.bfloat16, gather).func is (varlen if fast else grouped)
+    assert choose_cross_attention(device, torch.float16) is (varlen_across if fast else each_across)
+    assert choose_cross_attention(device, torch.float32) is each_across
 
 
 def test_sequences_of_one_length_are_a_batch() -> None:

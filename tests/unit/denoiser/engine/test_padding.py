@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from giornata.packed import attention
 from giornata.packed.attention import DenseKV, grouped
 from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.cost_model import StepCosts
@@ -29,8 +30,10 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
+from tests.present import present
 from tests.unit.denoiser.engine.edits import (
     GRID,
     Oracle,
@@ -73,7 +76,7 @@ class KeptText:
 
 def shown(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything], list[Everything]]:
     """The row's latent after a full step, and what each sequence's picture and padding were in it."""
-    pictures, texts = ([Everything() for _ in row.prompts] for _ in range(2))
+    pictures, texts = ([Everything() for _ in row.inputs.prompts] for _ in range(2))
     uses = [BlockInputs(recorder=a, padding_recorder=b) for a, b in zip(pictures, texts, strict=True)]
     (latent,) = step(of, [row], uses)
     return latent, pictures, texts
@@ -84,30 +87,6 @@ def freezing(uses: Sequence[BlockInputs], texts: Sequence[Everything]) -> list[B
 
 
 # One forward
-
-
-@pytest.mark.parametrize(
-    ("modes", "fill", "scale"),
-    [
-        (KV, False, 2.5),
-        (KV, True, 1.0),
-        ([BlockMode.HIDDEN] * 4, True, 2.5),
-        ([BlockMode.FULL] * 4, False, 1.0),
-        ([BlockMode.FULL, *KV[:3]], False, 2.5),
-    ],
-)
-def test_masked_with_kept_padding_equals_full_on_the_compute_set(
-    modes: Sequence[BlockMode], fill: bool, scale: float
-) -> None:
-    of = exact_family(fill=fill)
-    row = masked(of, replace(PADDED, true_cfg_scale=scale), [6, 7, 11])
-    assert row.region is not None
-    whole, pictures, texts = shown(of, replace(row, region=None))
-    assert {len(text.heads[3][0]) for text in texts} == ({4} if scale == 1.0 else {4, 5})
-    for room in (False, True):
-        (latent,) = step(of, [row], freezing(reusing(row, pictures, modes, room=room), texts))
-        inside = row.region.computed
-        torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
 
 
 MIXES = st.lists(
@@ -126,21 +105,20 @@ MIXES = st.lists(
 
 @pytest.mark.slow
 @examples(times=1 / 3)  # each computes whole models
-@given(MIXES)
-def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]]) -> None:
-    rows, wanted, reuse = [], [], {}
+@given(MIXES, st.booleans())
+def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]], fill: bool) -> None:
+    of, rows, wanted, reuse = exact_family(fill=fill), [], [], {}
     for index, (text, padding, kept, modes, scale, room) in enumerate(mixes):
         spec = Spec(f"j{index}", 1, 0, GRID, text, min(padding, text - 1), true_cfg_scale=scale, seed=index)
-        row = masked(EXACTLY, spec, [index, 7, 11])
-        whole, pictures, texts = shown(EXACTLY, replace(row, region=None))
+        row = masked(of, spec, [index, 7, 11])
+        whole, pictures, texts = shown(of, replace(row, region=None))
         uses = reusing(row, pictures, modes, room=room)
         reuse[index] = freezing(uses, texts) if kept and spec.padding_tokens else uses
         rows.append(row)
         wanted.append(whole)
-    latents = step(EXACTLY, rows, uses_of(rows, reuse))
+    latents = step(of, rows, uses_of(rows, reuse))
     for row, latent, whole in zip(rows, latents, wanted, strict=True):
-        assert row.region is not None
-        inside = row.region.computed
+        inside = present(row.region).computed
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
 
 
@@ -152,14 +130,14 @@ def expected(of: ModelFamily, row: Row, teacher: Row | None = None) -> Tensor:
 
     A row with a template is corrected by its own first step, or by that of a `teacher`.
     """
-    begun, place, taken, texts = row.step, row.region, row.template, list[Everything]()
+    begun, place, taken, texts = row.step, row.region, row.reuse.template, list[Everything]()
     pictures: list[Everything] = []
     first = None if teacher is None or taken is None else (taken.at(teacher.level), shown(of, teacher)[1])
     assert place is not None
     while not row.done:
         entry = None if taken is None else taken.at(row.level)
         learns = entry is not None and first is None
-        if learns or (entry is None and (row.step == begun or row.step % row.renewed_every == 0)):
+        if learns or (entry is None and (row.step == begun or row.step % row.reuse.renewed_every == 0)):
             latent, pictures, texts = shown(of, row)
             first = entry, pictures
             row = row.advanced(latent)
@@ -171,18 +149,18 @@ def expected(of: ModelFamily, row: Row, teacher: Row | None = None) -> Tensor:
         if texts:
             uses = freezing(uses, texts)
         else:
-            texts = [Everything() for _ in row.prompts]
+            texts = [Everything() for _ in row.inputs.prompts]
             uses = [replace(use, padding_recorder=text) for use, text in zip(uses, texts, strict=True)]
         row = row.advanced(step(of, [row], uses)[0])
     return row.latent
 
 
 def keeping(of: ModelFamily, taken: CachedTemplate | None, spec: Spec = PADDED) -> Row:
-    return replace(edit(of, taken, spec), keeps_padding=True, renewed_every=0 if taken else 3)
+    return changed(edit(of, taken, spec), keeps_padding=True, renewed_every=0 if taken else 3)
 
 
 def taught(teacher: Row) -> tuple[Correction, ...] | None:
-    return finish_rows(EXACTLY, [teacher], correction_bits=EXACT)[teacher.key.job_id].corrections
+    return finish_rows(EXACTLY, [teacher], correction_bits=EXACT)[teacher.key.job_id].reuse.corrections
 
 
 @pytest.mark.slow
@@ -218,8 +196,8 @@ def test_without_padding_it_is_as_if_nothing_were_kept(hit: bool) -> None:
         guidance_scale=3.5,
     )
     kept = keeping(OF, taken, untold)
-    for row in (kept, replace(kept, prompts=told.prompts)):
-        both = row, replace(row, keeps_padding=False)
+    for row in (kept, changed(kept, prompts=told.inputs.prompts)):
+        both = row, changed(row, keeps_padding=False)
         ended = [finish_rows(OF, [each])["job"].latent for each in both]
         torch.testing.assert_close(ended[0], ended[1], atol=0, rtol=0)
 
@@ -230,7 +208,7 @@ def test_a_row_with_a_known_correction_computes_its_padding_once(scale: float) -
     taken = template(EXACTLY)
     teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", true_cfg_scale=scale, seed=8))
     row = keeping(EXACTLY, taken, replace(PADDED, true_cfg_scale=scale))
-    row = replace(row, corrections=taught(teacher))
+    row = changed(row, corrections=taught(teacher))
     made = engine(EXACTLY, correction_bits=EXACT)
     made.batch.submit([row])
     reports = list(iter(made.step, None))
@@ -264,16 +242,15 @@ def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
     assert tokens[0] == (6 + 16) * (6 + 16)
 
 
-def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
+def test_padding_of_which_a_step_kept_a_part_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows know their correction, so that nothing else makes the step compute it."""
     taken = template(EXACTLY)
     teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", seed=8))
     known = taught(teacher)
     rows = [
-        replace(keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=seed)), corrections=known)
+        changed(keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=seed)), corrections=known)
         for seed, name in enumerate("ab")
     ]
-    network = Hiccup(0, DOUBLE)
     calls = count()
 
     def attend(*args: Any) -> Tensor:
@@ -281,8 +258,8 @@ def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
             raise RuntimeError("in the third block of the first step")
         return grouped(*args)
 
-    network._parts = network._parts._replace(attend=attend)
-    ended = finish_rows(tiny_flux.family(network), rows, correction_bits=EXACT)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: attend)
+    ended = finish_rows(tiny_flux.family(Hiccup(0, DOUBLE)), rows, correction_bits=EXACT)
     for row in rows:
         wanted = expected(EXACTLY, row, teacher)
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
@@ -310,12 +287,12 @@ def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> No
 @pytest.mark.parametrize(("scale", "bits"), [(1.0, 4), (2.0, None)])
 def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     row = keeping(OF, template(OF), replace(PADDED, true_cfg_scale=scale))
-    off, parts, width = replace(row, keeps_padding=False), 2 * BLOCKS, 64
+    off, parts, width = changed(row, keeps_padding=False), 2 * BLOCKS, 64
     monkeypatch.setattr(step_budget, "keeps_slabs", lambda _: bits is None)
     kept = [
         parts * width * 4 * n if bits is None else parts * (n * width // 2 + 2 * width * 4) for n in (4, 5)
     ]
-    assert row_bytes(row, OF, bits) - row_bytes(off, OF, bits) == sum(kept[: len(row.prompts)])
+    assert row_bytes(row, OF, bits) - row_bytes(off, OF, bits) == sum(kept[: len(row.inputs.prompts)])
 
 
 def test_rows_keep_padding_where_they_reuse_and_are_to() -> None:

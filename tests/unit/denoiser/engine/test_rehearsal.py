@@ -11,24 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from giornata import families
 from giornata.tensors import NORMALISATIONS, normalisation_of
 from giornata.wire.errors import Failed, RowPoisoned
-from giornata.wire.models import ModelCard
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap, board, fit_map, fit_model
 from giornata_denoiser.startup import rehearse
 from giornata_lab.bench.compute import tiny_flux
+from tests.fakes.fleet import CARD
 
 # The rehearsal: a model that computes passes, one that does not never serves.
 
-
-CARD = ModelCard(
-    name="m", family=families.Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16,
-    max_text_tokens=48, takes_guidance=True, takes_true_cfg=False, default_steps=4, default_guidance_scale=30.0,
-    default_strength=1.0,
-)  # fmt: skip
 
 PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 

@@ -21,7 +21,9 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finish_rows, template, where
 from tests.unit.denoiser.engine.test_masked import (
     BLOCKS,
@@ -37,7 +39,7 @@ KV = (BlockMode.KV,) * BLOCKS
 
 
 def renewing(of: ModelFamily, spec: Spec, every: int) -> Row:
-    return replace(edit(of, None, spec), renewed_every=every)
+    return changed(edit(of, None, spec), renewed_every=every)
 
 
 def expected(of: ModelFamily, row: Row, every: int) -> Tensor:
@@ -58,7 +60,7 @@ def resumed(of: ModelFamily, spec: Spec, at_step: int) -> Row:
     row = tiny_flux.row(of, spec)
     while row.step < at_step:
         row = row.advanced(step(of, [row])[0])
-    return replace(tiny_flux.row(of, spec, row.export()), region=where(), renewed_every=3)
+    return changed(tiny_flux.row(of, spec, row.export()), region=where(), renewed_every=3)
 
 
 @pytest.mark.slow
@@ -96,8 +98,7 @@ def test_the_samples_tell_what_is_computed(forgets: bool) -> None:
         (now,) = made.plan()
         planned = now.tokens - now.text_tokens
         report = made.settle(made.computing.compute((now,)))
-        assert report.sample is not None
-        tokens.append(report.sample.image_tokens)
+        tokens.append(present(report.sample).image_tokens)
         assert planned == tokens[-1] or (forgets and number == 5)
     assert tokens == [16, 4, 4, 16, 4, 16 if forgets else 4, 16, 4]
 
@@ -139,7 +140,7 @@ def test_a_row_that_fails_alone_goes_on_in_full() -> None:
     while not wanted.done:
         wanted = wanted.advanced(step(OF, [wanted])[0])
     torch.testing.assert_close(ended.latent, wanted.latent, atol=FLOAT32, rtol=0)
-    assert not ended.renewed_every
+    assert not ended.reuse.renewed_every
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
@@ -147,7 +148,7 @@ def test_what_it_keeps_is_weighed(scale: float) -> None:
     row = renewing(OF, Spec(grid=GRID, true_cfg_scale=scale), 3)
     outside, width = 12, 64
     kept = sum(2 * BLOCKS * width * 4 * (own + outside) for own in row.own_tokens)
-    assert row_bytes(row, OF, None) - row_bytes(replace(row, renewed_every=0), OF, None) == kept
+    assert row_bytes(row, OF, None) - row_bytes(changed(row, renewed_every=0), OF, None) == kept
 
 
 def test_a_miss_renews_where_that_gains_something() -> None:
@@ -155,9 +156,9 @@ def test_a_miss_renews_where_that_gains_something() -> None:
     costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     long, row, one = (tiny_flux.row(OF, Spec(grid=GRID, steps=steps)) for steps in (30, 4, 1))
     auto = TemplateReuse(1.0, None, costs, 7)
-    assert with_reuse(long, where(), auto, OF).renewed_every == 7
+    assert with_reuse(long, where(), auto, OF).reuse.renewed_every == 7
     found = with_reuse(row, where(), auto, OF)
-    assert (found.renewed_every, found.template, found.skipped) == (2, None, False)
+    assert (found.reuse.renewed_every, found.reuse.template, found.reuse.skipped) == (2, None, False)
     assert found.region is not None
     assert found.region.digest == where().digest
     for built, place, how in (
@@ -167,14 +168,14 @@ def test_a_miss_renews_where_that_gains_something() -> None:
         (row, where(), replace(auto, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))),
     ):
         found = with_reuse(built, place, how, OF)
-        assert (found.renewed_every, found.region, found.skipped) == (0, None, False)
+        assert (found.reuse.renewed_every, found.region, found.reuse.skipped) == (0, None, False)
 
 
 def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
     slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e12, 1.0))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
     found = with_reuse(row, where(), TemplateReuse(1.0, template(OF), slow, 7), OF)
-    assert (found.renewed_every, found.template, found.skipped) == (2, None, True)
+    assert (found.reuse.renewed_every, found.reuse.template, found.reuse.skipped) == (2, None, True)
 
 
 @pytest.mark.parametrize(("fill", "steps"), [(True, [0, 2, 7]), (False, [0, 2, 3])])
@@ -192,7 +193,7 @@ def test_a_unet_without_a_recording_computes_every_step_in_full(fill: bool) -> N
 
 def test_what_is_kept_in_bits_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     row = renewing(OF, Spec(grid=GRID), 3)
-    plain = replace(row, renewed_every=0)
+    plain = changed(row, renewed_every=0)
     slabs = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)
     monkeypatch.setattr(step_budget, "keeps_slabs", lambda _: False)
     stored = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)

@@ -24,7 +24,8 @@ from giornata_denoiser.attempts.inputs import rows_of, with_reuse
 from giornata_denoiser.choices import BITS, CacheForm
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import (
     CachedBlock,
     CachedTemplate,
@@ -38,6 +39,7 @@ from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
+from tests.present import present
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 from tests.unit.denoiser.engine.test_masked import OF
 from tests.unit.denoiser.templates.desk import CHECKPOINT, COSTS, WIDTH, desk
@@ -64,30 +66,27 @@ def test_a_region_is_the_compute_set_and_the_rest(cells: np.ndarray) -> None:
 
 def test_equal_regions_have_equal_digests_and_others_do_not() -> None:
     cells = torch.eye(3, dtype=torch.bool)
-    one, same, other = make_region(cells), make_region(cells.clone()), make_region(cells.roll(1))
-    assert one is not None
-    assert same is not None
-    assert other is not None
+    one, same, other = (
+        present(make_region(cells)),
+        present(make_region(cells.clone())),
+        present(make_region(cells.roll(1))),
+    )
     assert one.digest == same.digest != other.digest
 
 
 @pytest.mark.parametrize("companions", [0, 2])
 def test_what_lies_behind_the_picture_is_outside(companions: int) -> None:
-    made = make_region(torch.eye(2, dtype=torch.bool))
-    assert made is not None
+    made = present(make_region(torch.eye(2, dtype=torch.bool)))
     found = with_companions(made, companions)
     assert found.computed.tolist() == [0, 3]
     assert found.outside.tolist() == [1, 2, *range(4, 4 + companions)]
-    other = make_region(torch.tensor([[True, True], [False, False]]))
-    assert other is not None
-    union = unite_regions(found, with_companions(other, companions))
-    assert union is not None
+    other = present(make_region(torch.tensor([[True, True], [False, False]])))
+    union = present(unite_regions(found, with_companions(other, companions)))
     assert union.outside.tolist() == [2, *range(4, 4 + companions)]
 
 
 def test_a_region_is_copied_to_a_device_once() -> None:
-    made = make_region(torch.eye(2, dtype=torch.bool))
-    assert made is not None
+    made = present(make_region(torch.eye(2, dtype=torch.bool)))
     assert made.on(torch.device("cpu")) is made
     there = made.on(torch.device("meta"))
     assert (there.computed.device.type, there.digest) == ("meta", made.digest)
@@ -144,8 +143,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
     for block in range(2):
         recorder.hidden(block, hidden[block])
         recorder.keys_values(block, heads[block, 0], heads[block, 1])
-    where = make_region(torch.tensor([[True, False, False], [True, False, False]]))
-    assert where is not None
+    where = present(make_region(torch.tensor([[True, False, False], [True, False, False]])))
     slabs = Slabs(recorder.entry(), where, own=5, family=OF)
     tolerance = {0: 0.0, 8: 0.03, 4: 0.4}[bits]
     outside = slabs.gathered(1)
@@ -161,8 +159,7 @@ def test_what_was_not_recorded_is_not_made_up() -> None:
     recorder = EntryRecorder(0.5, 1, RecordingSpec(frozenset({CacheForm.HIDDEN}), 0))
     recorder.hidden(0, torch.zeros(2, 4))
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
-    where = make_region(torch.tensor([[True, False]]))
-    assert where is not None
+    where = present(make_region(torch.tensor([[True, False]])))
     slabs = Slabs(recorder.entry(), where, own=1, family=OF)
     assert slabs.hidden(0).shape == (1, 4)
     with pytest.raises(LookupError, match="does not hold"):
@@ -260,7 +257,7 @@ def test_an_edit_under_adapters_leaves_no_template() -> None:
     cells[0, 0] = True
     for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
         found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, OF)
-        assert found.renewed_every
+        assert found.reuse.renewed_every
         assert found.records == left
 
 
@@ -280,8 +277,7 @@ async def test_padding_is_kept_where_that_is_configured_and_nothing_else_is_aske
         parameters = made.request.job.parameters.model_copy(update={"reuse": reuse})
         job = made.request.job.model_copy(update={"parameters": parameters})
         async with made.lookup.held(made.request.model_copy(update={"job": job})) as how:
-            assert how is not None
-            assert how.keeps_padding is kept
+            assert present(how).keeps_padding is kept
 
 
 async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> None:
@@ -297,17 +293,15 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
         (hit,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, made, COSTS))
         (miss,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, None, COSTS))
-        own = plain.conditioning["noise"]
+        own = plain.inputs.conditioning["noise"]
         left = replace(made, noise=torch.full_like(own, 2.0))
         (after,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, left, COSTS))
     assert plain.region is miss.region is None
-    assert hit.region is not None
-    assert hit.region.computed.tolist() == [5, 6]
+    assert present(hit.region).computed.tolist() == [5, 6]
     inside = torch.from_numpy(cells.flatten())
     for row, outside in ((hit, template_noise(*own.shape)), (after, left.noise), (miss, own)):
-        noise = row.conditioning["noise"]
-        assert outside is not None
-        assert torch.equal(noise[~inside], outside[~inside])
+        noise = row.inputs.conditioning["noise"]
+        assert torch.equal(noise[~inside], present(outside)[~inside])
         assert torch.equal(noise[inside], own[inside])
         assert torch.equal(row.latent, noise), "a row of full strength begins from its noise"
 

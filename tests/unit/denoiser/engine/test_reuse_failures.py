@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import Residuals
+from giornata.packed.compute_set import BlockInputs, Residuals
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.batch_tensors import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, ControlPart, with_residuals
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import StepReport
@@ -29,7 +29,9 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finish_rows, finished, template
 from tests.unit.denoiser.engine.test_masked import FLOAT32, OF, exact_family
 from tests.unit.denoiser.engine.test_renewing import Hiccup
@@ -52,8 +54,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
     made.plan()
     (spoiled,) = (row for row in made.batch.running if row.key.job_id == "bad")
     made.batch.settle([replace(spoiled, latent=spoiled.latent[:3])], [])  # no forward takes it
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [failure.row.key.job_id for failure in report.failed] == ["bad"]
     torch.testing.assert_close(finished(made)["good"].latent, wanted, atol=FLOAT32, rtol=0)
 
@@ -206,8 +207,7 @@ def test_after_a_step_that_ran_out_of_memory_rows_take_turns() -> None:
     with Loader() as loader:
         made = engine(tiny_flux.family(network), loader=loader)
         made.batch.submit(rows)
-        first = made.step()
-        assert first is not None
+        first = present(made.step())
         assert len(first.advanced) == 5, "each alone"
         going_on = made.plan()
         aside = made.batch.waiting
@@ -227,8 +227,7 @@ def test_a_row_that_does_not_fit_alone_lowers_no_limit() -> None:
     large = tiny_flux.row(OF, Spec("large", grid=(7, 7), steps=2))
     small = [tiny_flux.row(OF, Spec(f"s{i}", grid=(2, 2), steps=2)) for i in range(4)]
     made.batch.submit([large])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [failed.row.key.job_id for failed in report.failed] == ["large"]
     made.batch.submit(small)
     assert len(made.plan()) == 4
@@ -267,13 +266,12 @@ def test_a_row_alone_that_runs_out_of_memory_is_tried_again_without_templates_on
     made = Engine(crowded, ROOMY, lambda: 0.0, reusing=ReuseOptions(device=network.crowded))
     row = edit(OF, template(OF) if masked else None, Spec("a", grid=GRID, steps=3, seed=1), None)
     made.batch.submit([row])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [(row.step, report.failed) for row in report.advanced] == [(1, ())]
     assert (network.tries, network.crowded.given_back) == (2, 1)
     torch.testing.assert_close(
         finished(made)["a"].latent,
-        finish_rows(OF, [replace(row, template=None, renewed_every=0, records=None)])["a"].latent,
+        finish_rows(OF, [changed(row, template=None, renewed_every=0, records=None)])["a"].latent,
         atol=FLOAT32,
         rtol=0,
     )
@@ -285,8 +283,7 @@ def test_a_row_that_has_no_room_at_all_fails_at_the_second_try() -> None:
     device = Crowded()
     made = Engine(tiny_flux.family(network), ROOMY, lambda: 0.0, reusing=ReuseOptions(device=device))
     made.batch.submit([tiny_flux.row(OF, Spec("a", grid=GRID, steps=3))])
-    report = made.step()
-    assert report is not None
+    report = present(made.step())
     assert [type(failure.error) for failure in report.failed] == [InternalError], (
         "another denoiser may have room"
     )
@@ -360,21 +357,21 @@ class Failing(Residuals):
 
 
 @dataclass
-class Losing(NoControls):
+class Losing(ControlPart):
     """Loses the first row once in a step, behind a block."""
 
     step: int
     behind: int
     lost: list[int] = field(default_factory=list)
 
-    def residuals(
-        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
-    ) -> tuple[OfSequences, ...]:
+    def add(
+        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
+    ) -> tuple[BlockInputs, ...]:
         if rows[0].step != self.step or self.lost:
-            return super().residuals(rows, whole, waits)
+            return super().add(rows, uses, waits)
         self.lost.append(rows[0].step)
-        failing: tuple[Residuals, ...] = (Failing(rows[0], self.behind),) * len(rows[0].prompts)
-        return (failing, *(() for _ in rows[1:]))
+        failing: tuple[Residuals, ...] = (Failing(rows[0], self.behind),) * len(rows[0].inputs.prompts)
+        return with_residuals(uses, rows, (failing, *(() for _ in rows[1:])))
 
 
 @pytest.mark.parametrize(("step", "behind"), [(0, 3), (1, 3), (3, 3), (4, 0)])
@@ -383,11 +380,11 @@ def test_a_repeated_step_makes_what_it_would_have_made(step: int, behind: int) -
     of = exact_family()
     plain = edit(of, None, Spec("renewing", grid=GRID, steps=STEPS, seed=2, true_cfg_scale=2.0))
     rows = [
-        replace(plain, renewed_every=3, keeps_padding=True),
+        changed(plain, renewed_every=3, keeps_padding=True),
         edit(of, template(of, steps=STEPS), Spec("taking", grid=GRID, steps=STEPS, seed=3)),
     ]
     ends = []
-    for controls in (NoControls(), Losing(step, behind)):
+    for controls in (ControlPart(), Losing(step, behind)):
         made = Engine(of, ROOMY, lambda: 0.0, reusing=ReuseOptions(correction_bits=EXACT), controls=controls)
         made.batch.submit(rows)
         ends.append(finished(made))

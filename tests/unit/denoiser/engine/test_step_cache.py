@@ -11,11 +11,14 @@ from torch import Tensor
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_budget import row_bytes
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, cache_bytes, extrapolated
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
 from tests.unit.denoiser.engine.test_masked import BLOCKS, OF, exact_family
 
@@ -60,7 +63,7 @@ def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> Non
 def test_steps_that_others_take_from_are_computed() -> None:
     never = taylor(interval=100, order=1, warmup=0)
     made = engine(OF)
-    made.batch.submit([cached(replace(edit(OF, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
+    made.batch.submit([cached(changed(edit(OF, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
     computed = [report.sample is not None for report in iter(made.step, None)]
     assert [step for step, now in enumerate(computed) if now] == [0, 1, 4, 8]  # the rule's own is the step 1
 
@@ -70,7 +73,8 @@ def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_
 ):
     output = torch.zeros(1, 12, 64)
     known = TaylorExpansion(0, 3, (output,))
-    row = replace(cached(tiny_flux.row(OF, Spec(steps=9)), taylor(100, 1, 1)), step=4, degree=1, cached=known)
+    rule = taylor(100, 1, 1)
+    row = replace(cached(tiny_flux.row(OF, Spec(steps=9)), replace(rule, known=known)), step=4, degree=1)
     assert extrapolated(row, learns=True) is known
     assert extrapolated(replace(row, degree=0), learns=True) is known, (
         "it has brought along what it remembers"
@@ -79,13 +83,13 @@ def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_
     recording = RecordingSpec(frozenset({CacheForm.KV}), EXACT)
     for other in (
         late,
-        replace(row, degree=0, prefix=(3,)),
+        changed(row, degree=0, prefix=(3,)),
         replace(row, degree=0, region=edit(OF, None, Spec(grid=GRID)).region),
-        replace(row, cached=None),
+        replace(row, step_cache=rule),
         replace(row, records=recording),
     ):
         assert extrapolated(other, learns=True) is None
-    uncorrected = replace(row, region=edit(OF, None, Spec(grid=GRID)).region, template=template(OF))
+    uncorrected = changed(row, region=edit(OF, None, Spec(grid=GRID)).region, template=template(OF))
     assert extrapolated(uncorrected, learns=True) is None
     assert extrapolated(uncorrected, learns=False) is known
 
@@ -111,15 +115,14 @@ def test_a_row_that_goes_on_elsewhere_begins_its_cache_again() -> None:
 )
 def test_memory_counts_what_is_remembered(rule: TaylorRule, scale: float, *, masked: bool) -> None:
     spec = Spec(grid=GRID, steps=8, true_cfg_scale=scale)
-    row = cached(replace(edit(OF, None, spec), renewed_every=3) if masked else tiny_flux.row(OF, spec), rule)
+    row = cached(changed(edit(OF, None, spec), renewed_every=3) if masked else tiny_flux.row(OF, spec), rule)
     counted = row_bytes(row, OF, None) - row_bytes(cached(row, None), OF, None)
     assert counted == cache_bytes(row) > 0
     made, held = engine(OF), 0
     made.batch.submit([row])
     while (report := made.step()) is not None:
         (after,) = report.advanced
-        assert after.cached is not None
-        held = max(held, after.cached.size_bytes)
+        held = max(held, present(after.cached).size_bytes)
     assert held == counted
 
 

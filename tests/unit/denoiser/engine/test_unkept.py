@@ -28,7 +28,9 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, OF
 
@@ -53,7 +55,7 @@ def test_pictures_are_those_of_kept_slabs(forms: frozenset[CacheForm], corrected
     rows = [
         edit(OF, taken, Spec("a", grid=GRID, steps=6, seed=1)),
         edit(OF, taken, Spec("b", grid=GRID, steps=4, seed=2, true_cfg_scale=2.0), where((1, 2, 3))),
-        replace(edit(OF, taken, Spec("c", grid=GRID, steps=5, seed=3)), region=None, template=None),
+        changed(edit(OF, taken, Spec("c", grid=GRID, steps=5, seed=3)), region=None, template=None),
     ]
     ended = []
     for device in (Device(), Unkept()):
@@ -73,8 +75,7 @@ def test_nothing_is_held_but_the_entry() -> None:
         found = slabs.keys_values(1)
         assert isinstance(found, KVPages) is held
         key = found.key.data if isinstance(found, KVPages) else found.key
-        stored = taken.entries[0].blocks[1].key
-        assert stored is not None
+        stored = present(taken.entries[0].blocks[1].key)
         assert (key.data_ptr() == stored.data.data_ptr()) is held
     sizes = Slabs(taken.entries[0], where(), 3, OF, device=Unkept()).sizes(BlockMode.KV)
     assert sizes.sum() == taken.entries[0].size_bytes
@@ -117,8 +118,8 @@ def test_memory_stays_within_its_budget_over_hundreds_of_admissions() -> None:
 def test_what_is_counted_is_what_is_held() -> None:
     row = edit(OF, template(OF), Spec("edit", grid=GRID, steps=6, true_cfg_scale=2.0, text_tokens=7))
     slabs = (
-        [Slabs(row.template.entries[0], row.region, own, OF) for own in row.own_tokens]
-        if row.template and row.region
+        [Slabs(row.reuse.template.entries[0], row.region, own, OF) for own in row.own_tokens]
+        if row.reuse.template and row.region
         else []
     )
     held = [slab.gathered(block) for slab in slabs for block in range(BLOCKS)]
@@ -126,10 +127,9 @@ def test_what_is_counted_is_what_is_held() -> None:
     for bits in (EXACT, 8, 4):
         made = engine(OF, correction_bits=bits)
         made.batch.submit([row])
-        report = made.step()
-        assert report is not None
+        report = present(made.step())
         (taught,) = report.advanced
-        learned = sum(each.size_bytes for each in taught.corrections or ())
+        learned = sum(each.size_bytes for each in taught.reuse.corrections or ())
         assert correction_bytes(taught, 4, bits) == correction_bytes(row, 4, bits) == learned > 0
     assert correction_bytes(row, 4, None) == 0
     run = replace(tiny_flux.row(OF, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
@@ -147,7 +147,7 @@ def test_activations_are_those_of_equal_sequences_while_rows_stay_equally_long()
     whole, other = (tiny_flux.row(OF, Spec(name, grid=GRID, steps=3)) for name in ("a", "b"))
     assert each(whole) == each(whole, other) == each(whole, replace(other, step=1)) == 1000
     assert each(whole, tiny_flux.row(OF, Spec("c", grid=GRID, text_tokens=7))) == 2000
-    assert each(replace(whole, companions=1)) == 2000, "they may be modulated apart"
+    assert each(changed(whole, companions=1)) == 2000, "they may be modulated apart"
     first, second, larger = (
         edit(OF, taken, Spec(name, grid=GRID, steps=3), where(tokens))
         for name, tokens in (("a", [1, 2]), ("b", [5, 6]), ("c", [1, 2, 3]))

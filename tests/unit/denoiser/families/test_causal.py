@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +18,7 @@ from giornata_denoiser.families.driven.network import PreparedSequence
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.unit.denoiser.engine.edits import engine, finished
@@ -42,7 +42,8 @@ def rows_of(name: str) -> list[Row]:
     of = tiny_driven.family(name)
     rows = [tiny_driven.row(of, spec, of_row) for spec, of_row in zip(SPECS, REFERENCES[name], strict=True)]
     return [
-        replace(row, conditioning={**row.conditioning, "mask": torch.ones_like(row.latent)}) for row in rows
+        changed(row, conditioning={**row.inputs.conditioning, "mask": torch.ones_like(row.latent)})
+        for row in rows
     ]
 
 
@@ -60,7 +61,7 @@ def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
         whole = finished(made)["first"]
         assert prefilled.call_count == 1
         assert made.plan() == ()
-        assert not made.computing.placing._placed, "it leaves with its row"
+        assert not made.computing.placing.keys, "it leaves with its row"
         made.batch.submit([row])
         for _ in range(2):
             made.step()
@@ -76,7 +77,7 @@ def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
 def test_a_row_counts_its_prefix(name: str) -> None:
     """In memory as long as it runs, in pairs in each step, and as a sequence of its own in its first step."""
     of, row = tiny_driven.family(name), rows_of(name)[0]
-    (prefix,) = row.prefix
+    (prefix,) = row.inputs.prefix
     assert prefix == (5 if name == QWEN else 16 + 6 + 10)
     text = 0 if name == QWEN else 5
     assert row.shapes == (SequenceShape(text, 16, 16, prefix=prefix),)
@@ -86,9 +87,9 @@ def test_a_row_counts_its_prefix(name: str) -> None:
     with torch.no_grad():
         kept = _prepared(place_inputs(row, of).sequences[0].prepared).prefix
     held = sum(each.key.nbytes + each.value.nbytes for each in kept)
-    assert row_bytes(row, of, None) - row_bytes(replace(row, prefix=()), of, None) == held
+    assert row_bytes(row, of, None) - row_bytes(changed(row, prefix=()), of, None) == held
     budget = StepBudget(activation_bytes=1000.0)
-    many = replace(row, prefix=(10_000,))
+    many = changed(row, prefix=(10_000,))
     grown = step_bytes([many], budget, of) - row_bytes(many, of, None)
     assert grown == 1000.0 * 10_000, "a prefix larger than the step itself"
 
@@ -106,8 +107,8 @@ def test_work_of_a_first_step_has_the_prefix() -> None:
 def test_a_generation_of_klein_without_references_has_no_prefix() -> None:
     of, row = tiny_driven.family(KLEIN), rows_of(KLEIN)[1]
     assert of.network.references.grids(row.grid, (), generated=True) == ()
-    assert of.network.prefix_tokens(row.prompts[0], ()) == 0
-    assert row.beside == (row.grid,), "an edit has its own picture"
+    assert of.network.prefix_tokens(row.inputs.prompts[0], ()) == 0
+    assert row.inputs.beside == (row.grid,), "an edit has its own picture"
 
 
 def _prepared(made: object) -> PreparedSequence:
@@ -117,14 +118,14 @@ def _prepared(made: object) -> PreparedSequence:
 
 def _resumed(of: ModelFamily, row: Row, moved: Any) -> Row:
     """The row as another denoiser builds it."""
-    prompt: Any = row.prompts[0]
+    prompt: Any = row.inputs.prompts[0]
     return build_row(
         of,
         row.key,
         grid=row.grid,
         track=row.track,
         text=prompt.tensors,
-        conditioning=row.conditioning,
+        conditioning=row.inputs.conditioning,
         guidance_scale=1.0,
         resume=moved,
         references=_references(row),
@@ -132,7 +133,7 @@ def _resumed(of: ModelFamily, row: Row, moved: Any) -> Row:
 
 
 def _references(row: Row) -> list[Tensor]:
-    given = row.beside[1:]
+    given = row.inputs.beside[1:]
     sizes = [height * width for height, width in given]
-    parts = torch.split(row.conditioning["references"], sizes) if given else ()
+    parts = torch.split(row.inputs.conditioning["references"], sizes) if given else ()
     return [part.view(*grid, -1) for part, grid in zip(parts, given, strict=True)]

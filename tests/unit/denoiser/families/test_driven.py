@@ -21,6 +21,7 @@ from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded
 
 EXACT = 3e-6
@@ -52,9 +53,8 @@ def region_of(row: Row, computed: Sequence[int]) -> Region:
     """The region of these tokens; the picture's companions lie outside."""
     touched = torch.zeros(row.grid, dtype=torch.bool)
     touched.view(-1)[list(computed)] = True
-    found = make_region(touched)
-    assert found is not None
-    return with_companions(found, row.companions)
+    found = present(make_region(touched))
+    return with_companions(found, row.inputs.companions)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,42 +113,23 @@ PLANS = (
     [BlockMode.KV] * 4,
     [BlockMode.HIDDEN] * 4,
     [BlockMode.FULL, BlockMode.FULL, BlockMode.HIDDEN, BlockMode.KV],
-    [BlockMode.KV, BlockMode.FULL, BlockMode.HIDDEN, BlockMode.FULL],
-    [BlockMode.HIDDEN, BlockMode.KV, BlockMode.KV, BlockMode.HIDDEN],
 )
 """Modes of four blocks."""
-
-
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_masked_equals_full_on_the_compute_set(name: str) -> None:
-    """In all plans, beside rows with other plans and a row in full; with and without room for a row's own tokens."""
-    of = tiny_driven.family(name)
-    rows = referring_rows(of) if of.network.references.own else rows_of(of)
-    whole, seen, some = predicted(of, rows), recorded(of, rows), masked(rows)
-    for number, (plan, other) in enumerate(zip(PLANS, reversed(PLANS), strict=True)):
-        uses = [
-            taking(some[0], seen[0], plan, room=number % 2 == 0),
-            taking(some[1], seen[1], other, room=number % 3 > 0),
-            BlockInputs(),
-        ]
-        found = predicted(of, [*some[:2], rows[2]], uses)
-        for row, out, full in zip((*some[:2], rows[2]), found, whole, strict=True):
-            tokens = slice(None) if row.region is None else row.region.computed
-            torch.testing.assert_close(out, full[tokens], atol=EXACT, rtol=0)
 
 
 @pytest.mark.slow
 @examples(times=1 / 3)  # each computes whole models
 @given(st.data())
 def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
-    """Sizes, prompts, noise levels, regions and plans, rows in full among them: all in one batch."""
+    """Sizes, prompts, references, noise levels, regions and plans, rows in full among them: all in one batch."""
     of = tiny_driven.family(data.draw(st.sampled_from(NAMES)))
     rows, wanted, uses = list[Row](), list[Tensor](), list[BlockInputs]()
     for index in range(data.draw(st.integers(1, 3))):
         grid = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 5))
         steps = data.draw(st.integers(1, 5))
         spec = Spec(grid=grid, text_tokens=data.draw(st.integers(1, 40)), steps=steps, seed=index)
-        row = replace(tiny_driven.row(of, spec), step=data.draw(st.integers(0, steps - 1)))
+        beside = data.draw(st.sampled_from(REFERENCES)) if of.network.references.own else ()
+        row = replace(tiny_driven.row(of, spec, beside), step=data.draw(st.integers(0, steps - 1)))
         (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
         cells = data.draw(st.sets(st.integers(0, row.image_tokens - 1), max_size=row.image_tokens - 1))
         use = BlockInputs()
@@ -194,10 +175,9 @@ def test_half_precision_is_rounded_where_diffusers_rounds_it(name: str) -> None:
     of = ModelFamily(network.text, tiny_driven.family(name).schedule, network)
     rows = rows_of(of)
     seen, some = recorded(of, rows), masked(rows)
-    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
+    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS, strict=True)]
     for row, out in zip(some, predicted(of, some, uses), strict=True):
-        assert row.region is not None
         assert out.dtype is torch.bfloat16
         with torch.no_grad():
-            near = FAMILIES[name].alone(own, row)[row.region.computed]
+            near = FAMILIES[name].alone(own, row)[present(row.region).computed]
         assert (out - near).abs().mean() < 0.05 * near.abs().mean()

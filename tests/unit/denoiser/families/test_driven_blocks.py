@@ -20,11 +20,12 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.engine.batch_tensors import assemble
-from giornata_denoiser.families.network import ModelFamily, PromptBuilder
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded
 from tests.unit.denoiser.families.test_driven import DIFFERENT, EXACT, NAMES, predicted
 
@@ -70,7 +71,7 @@ def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
         one = tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=text))
         own = before * one.block_tokens + behind * one.image_tokens
         work = step_work(of.operations, one.shapes, [blocks])
-        return multiplications(of, one, BlockInputs()) - own, work.multiplications
+        return multiplications(of, one, BlockInputs()) - own, work.linear + work.attention
 
     (small, wanted_small), *others = (inside(*size) for size in ((4, TEXT), (8, TEXT), (4, 2 * TEXT)))
     for counted, wanted in others:
@@ -85,9 +86,8 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     predicted(of, [whole], [BlockInputs(recorder=seen)])
     touched = torch.zeros(whole.grid, dtype=torch.bool)
     touched[1, 2:5] = True
-    found = make_region(touched)
-    assert found is not None
-    one = replace(whole, region=with_companions(found, whole.companions))
+    found = present(make_region(touched))
+    one = replace(whole, region=with_companions(found, whole.inputs.companions))
     assert one.region is not None
     source, depth = Recorded(seen, one.region), of.depth
     kv, hidden = ((BlockMode.KV, *(mode,) * (depth - 1)) for mode in (BlockMode.KV, BlockMode.HIDDEN))
@@ -127,26 +127,11 @@ def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> No
 def test_what_is_prepared_takes_what_was_announced(name: str) -> None:
     of = tiny_driven.family(name)
     one = row(of, HEIGHTS[0])
-    prepared: Any = of.network.prepare(one.prompts[0], one.track.times, one.conditioning, one.beside)
+    prepared: Any = of.network.prepare(
+        one.inputs.prompts[0], one.track.times, one.inputs.conditioning, one.inputs.beside
+    )
     assert prepared.vectors.nbytes == one.steps * of.network.prepared_bytes
-    assert len(prepared.text) == one.prompts[0].joint_tokens
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_latent_pixels_are_packed_and_unpacked(name: str) -> None:
-    network: Any = tiny_driven.family(name).network
-    latent = torch.arange(3 * 5 * network.out_channels).view(15, -1)
-    pixels = network.unpacked(latent, (3, 5))
-    side = 1 if name == "qwen-image-2.1" else 2
-    assert pixels.shape == (network.out_channels // side**2, 3 * side, 5 * side)
-    assert torch.equal(network.packed(pixels), latent)
-
-
-def test_text_is_padded_where_the_transformer_pads_it() -> None:
-    text = PromptBuilder({"prompt_embeds": (None, 3)}, multiple=32)
-    for tokens, padded in ((1, 32), (32, 32), (33, 64)):
-        prompt = text.prompt({"prompt_embeds": torch.zeros(tokens, 3)}, (2, 2), 0.0)
-        assert (prompt.joint_tokens, len(prompt.embeds)) == (padded, tokens)
+    assert len(prepared.text) == one.inputs.prompts[0].joint_tokens
 
 
 @pytest.mark.parametrize("name", ["sd3", "z-image"])

@@ -24,8 +24,10 @@ from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
+from tests.present import present
 from tests.unit.denoiser.engine.edits import engine, finished
 from tests.unit.denoiser.families.test_driven import DIFFERENT
 
@@ -38,24 +40,23 @@ SCALE = 2.5
 def edit(of: ModelFamily, spec: Spec) -> Row:
     """A row whose mask is 1 in a few tokens, computed in full."""
     row = tiny_driven.row(of, replace(spec, grid=GRID))
-    mask = torch.zeros_like(row.conditioning["mask"])
+    mask = torch.zeros_like(row.inputs.conditioning["mask"])
     mask[list(TOUCHED)] = 1.0
-    row = replace(row, conditioning={**row.conditioning, "mask": mask})
-    return replace(row, latent=torch.lerp(row.conditioning["image_latents"], row.latent, mask))
+    row = changed(row, conditioning={**row.inputs.conditioning, "mask": mask})
+    return replace(row, latent=torch.lerp(row.inputs.conditioning["image_latents"], row.latent, mask))
 
 
 def masked(row: Row) -> Row:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(TOUCHED)] = True
-    found = make_region(touched)
-    assert found is not None
-    return replace(row, region=with_companions(found, row.companions))
+    found = present(make_region(touched))
+    return replace(row, region=with_companions(found, row.inputs.companions))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     of = tiny_driven.family(name)
-    row = replace(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
+    row = changed(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
     made = engine(of)
     recording = RecordingSpec(frozenset({CacheForm.KV}), AS_COMPUTED)
     made.batch.submit([replace(row, records=recording)])
@@ -63,8 +64,7 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     latent = ended.latent
     assert [len([*block.parts]) for block in ended.entries[0].blocks] == [2] * of.depth
     assert len(ended.entries) == row.steps_in_full == 1
-    assert row.region is not None
-    kept = [OwnKeysValues(row.region.outside, own) for own in row.own_tokens]
+    kept = [OwnKeysValues(present(row.region).outside, own) for own in row.own_tokens]
     uses = [BlockInputs(recorder=CachedKVRecorder(one)) for one in kept]
     with torch.no_grad():
         for _ in range(row.steps):
@@ -79,8 +79,9 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     """As on a GPU: keys and values are gathered where a block attends, those of several attentions together."""
     of = tiny_driven.family(name)
     row = masked(edit(of, Spec("edit", steps=3, seed=6)))
-    assert row.region is not None
-    stored, plain = (OwnKeysValues(row.region.outside, row.own_tokens[0], kept) for kept in (bits, None))
+    stored, plain = (
+        OwnKeysValues(present(row.region).outside, row.own_tokens[0], kept) for kept in (bits, None)
+    )
     latents = []
     with torch.no_grad():
         denoise_step(of, assemble(of, [row]), [row], [BlockInputs(recorder=CachedKVRecorder(stored))])
@@ -109,7 +110,7 @@ def test_a_meter_measures_rows_with_what_stands_beside_them(name: str) -> None:
     part = RowSize(*GRID, text, (BlockMode.KV,) * of.depth, ratio=0.2).beside(meter.companions, meter.prefix)
     whole = RowSize(*GRID, text, (BlockMode.FULL,) * of.depth).beside(meter.companions, meter.prefix)
     for size in (part, whole):
-        assert size.shapes == meter._row(size, 0).shapes
+        assert size.shapes == meter.row(size, 0).shapes
     assert part.companions == of.network.companions(GRID)
     assert part.companions + part.prefix > 0
     assert meter.step_ms(StepShape((part, whole))) > 0
@@ -122,8 +123,8 @@ def test_rows_tell_what_their_companions_cost(name: str) -> None:
     """A step in full computes them, a masked one takes them."""
     of = tiny_driven.family(name)
     row = edit(of, Spec("edit", steps=3))
-    part = replace(masked(row), renewed_every=3, degree=1, step=1)
-    text, cells = row.prompts[0].joint_tokens, GRID[0] * GRID[1]
+    part = changed(masked(row), renewed_every=3, degree=1, step=1)
+    text, cells = row.inputs.prompts[0].joint_tokens, GRID[0] * GRID[1]
     both = cells + of.network.companions(GRID)
     assert (row.block_tokens, row.tokens, row.shapes) == (
         both,

@@ -12,8 +12,8 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven
+from tests.fakes.fleet import CARD
 from tests.unit.denoiser.engine.test_masked import OF
-from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 DRIVEN = {
     "sd3": "StableDiffusion3Pipeline",

@@ -26,6 +26,7 @@ from tests.distances import distance
 from tests.fakes import tiny_driven
 from tests.fakes.loras import Chosen, Loras
 from tests.fakes.tiny_driven import FAMILIES
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
 from tests.unit.denoiser.families.test_driven import DIFFERENT, region_of
 
@@ -58,7 +59,7 @@ def predicted(
     assembly = assemble(
         of, rows, [place_inputs(row, of, each) for row, each in zip(rows, low_ranks, strict=True)]
     )
-    owners = [*rows, *(row for row in rows if len(row.prompts) > 1)]
+    owners = [*rows, *(row for row in rows if len(row.inputs.prompts) > 1)]
     uses = with_low_ranks(uses or [BlockInputs()] * len(owners), rows, low_ranks)
     with torch.inference_mode():
         out = of.network.predict(
@@ -83,7 +84,7 @@ def flux() -> tuple[ModelFamily, Loras]:
 
 def flux_alone(row: Row, chosen: Chosen, negative: bool = False) -> Tensor:
     """The module's own forward under PEFT."""
-    prompt: Any = row.prompts[-1 if negative else 0]
+    prompt: Any = row.inputs.prompts[-1 if negative else 0]
     ids = torch.zeros(row.image_tokens, 3)
     ids[:, 1] = torch.arange(row.grid[0]).repeat_interleave(row.grid[1])
     ids[:, 2] = torch.arange(row.grid[1]).repeat(row.grid[0])
@@ -131,8 +132,7 @@ def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: BlockMode) -> 
         if row.region is not None
     ]
     for row, part, full in zip(rows, predicted(of, rows, sets, uses), whole, strict=True):
-        assert row.region is not None
-        close(part, full[row.region.computed])
+        close(part, full[present(row.region).computed])
 
 
 # Driven transformers

@@ -18,6 +18,7 @@ from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.weights import check, quantize, quantized_layers
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.unit.denoiser.engine.edits import engine, finished
@@ -118,6 +119,6 @@ def test_quantised_driven_families_compute_masked_rows_too(name: str) -> None:
     network = kind(quantized(model, WeightQuantization.INT8))
     of = replace(tiny_driven.family(name), network=network, text=network.text)
     made = engine(of)
-    row = replace(masked(edit(of, Spec(steps=3))), renewed_every=3)
+    row = changed(masked(edit(of, Spec(steps=3))), renewed_every=3)
     made.batch.submit([row])
     assert all(row.latent.isfinite().all() for row in finished(made).values())

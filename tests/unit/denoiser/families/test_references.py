@@ -18,7 +18,7 @@ from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.network import REFERENCES, Grid, ReferencePolicy, reference_tokens
 from giornata_denoiser.families.rows import read_references
 from tests.contract.messages import INSPECTION
-from tests.unit.prepost.test_references import CARD
+from tests.unit.prepost.test_references import KLEIN
 
 GRIDS = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
@@ -31,7 +31,7 @@ def values(tokens: int) -> torch.Tensor:
 def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bool, replaced: bool) -> None:
     looks = ReferencePolicy(replaced=replaced)
     grids = looks.grids(grid, more, generated=generated)
-    card = CARD.model_copy(update={"replaces_own": replaced})
+    card = KLEIN.model_copy(update={"replaces_own": replaced})
     others = [reference_tokens([each]) for each in more]
     counted = card.companion_tokens(reference_tokens([grid]), others, generated=generated)
     assert reference_tokens(grids) == counted

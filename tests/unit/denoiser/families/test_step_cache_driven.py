@@ -11,6 +11,7 @@ from torch import Tensor
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.fakes.step_caches import taylor
@@ -32,7 +33,7 @@ def rows_of(of: ModelFamily, *, takes: bool) -> list[Row]:
         for n in range(len(RULES))
     ]
     plain = [edit(of, spec) for spec in specs]
-    return [replace(masked(row), renewed_every=4) for row in plain] if takes else plain
+    return [changed(masked(row), renewed_every=4) for row in plain] if takes else plain
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ KINDS = [("sd", True), ("xl", False)]
 """Shapes, and whether they are to fill."""
 L_SHAPE = drawn("#....", "#....", "###..", ".....")
 STRIP = drawn("#...", "##..", ".##.", "..##", "...#")
-STRIP_OF_FOUR = drawn("##...", ".##..", "..##.", "...##")
 HOLE = drawn(".....", ".###.", ".#.#.", ".###.")
 CORNERS = drawn("#...#", ".....", ".....", "#...#")
 
@@ -84,22 +83,6 @@ def taking(of: UnetInpaint | UnetFill, kept: Everything, place: Region, *, room:
     )
 
 
-@pytest.mark.parametrize(("shape", "fill"), KINDS)
-def test_rows_in_full_equal_diffusers(shape: str, fill: bool) -> None:
-    model, of = pair(shape, fill)
-    rows = pictures(of)
-    recorders = [
-        BlockInputs(),
-        BlockInputs(recorder=Everything()),
-        BlockInputs(),
-        BlockInputs(recorder=Everything()),
-    ]
-    wanted = torch.cat([tiny_unet.alone(model, of, row) for row in rows])
-    for uses in ((), recorders):
-        found = torch.cat(predicted(of, rows, [None] * 4, uses))
-        torch.testing.assert_close(found, wanted, atol=EXACT, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("shape", "fill", "where"),
     [("sd", True, [L_SHAPE, STRIP, None, HOLE]), ("xl", False, [HOLE, None, CORNERS, L_SHAPE])],
@@ -130,13 +113,6 @@ def test_float32_errs_no_more_than_diffusers(shape: str, fill: bool) -> None:
     bound = float32_bound(tiny_unet.alone(model, of, row)[L_SHAPE.computed], exact)
     (out,) = predicted(of, [row], [L_SHAPE], [taking(of, recorded(of, [row])[0], L_SHAPE)])
     assert (out.double() - exact).abs().max() <= bound
-
-
-def test_a_region_in_full_returns_its_tiles_alone() -> None:
-    _, of = pair(*KINDS[1])
-    row = pictures(of)[0]
-    (whole,), (part,) = predicted(of, [row], [None]), predicted(of, [row], [STRIP_OF_FOUR])
-    torch.testing.assert_close(part, whole[STRIP_OF_FOUR.computed], atol=EXACT, rtol=0)
 
 
 def test_masked_rows_record_their_own_tiles() -> None:
@@ -234,14 +210,3 @@ def test_blocks_are_taken_together_or_not_at_all() -> None:
             [L_SHAPE],
             [BlockInputs(CachedTokens((BlockMode.FULL, *(BlockMode.KV,) * (len(modes) - 1)), source))],
         )
-
-
-def test_a_latent_is_unpacked_as_tiles_lie_in_the_picture() -> None:
-    _, of = pair(*KINDS[1])
-    latent = torch.arange(6 * 4 * 16).view(6, 64).float()
-    unpacked = of.unpacked(latent, (2, 3))
-    assert unpacked.shape == (4, 8, 12)
-    for tile in range(6):
-        y, x = divmod(tile, 3)
-        part = unpacked[:, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
-        assert torch.equal(part.flatten(), latent[tile])

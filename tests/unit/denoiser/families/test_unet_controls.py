@@ -25,12 +25,14 @@ from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control
+from tests.present import present
 from tests.unit.denoiser.engine.edits import finished
-from tests.unit.denoiser.engine.test_masked import on_the_line, step, uses_of
-from tests.unit.denoiser.engine.test_residuals import Given
+from tests.unit.denoiser.engine.test_masked import Given, on_the_line, step, uses_of
 from tests.unit.denoiser.families.test_unet_engine import WHERE, family, row
 
 CLOSE = 1e-6
@@ -50,10 +52,9 @@ class Both:
     def added(self, at: Row) -> list[Given]:
         """By sequence of a row: what it adds in the row's next step to all tiles, by diffusers' own forward."""
         found = []
-        for prompt in at.prompts:
+        for prompt in at.inputs.prompts:
             of: Any = prompt
-            image = at.adapters.controls[0].image
-            assert image is not None
+            image = present(at.adapters.controls[0].image)
             skips, middle = self.oracle(
                 tiles_to_maps(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
                 at.track.times[at.step],
@@ -70,8 +71,7 @@ class Both:
         return found
 
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
-        network = controlled_network(of.network, PIXELS)
-        assert network is not None
+        network = present(controlled_network(of.network, PIXELS))
         return LocalControls({self.loaded.card.digest: self.loaded}, network, held_steps)
 
     def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:
@@ -119,7 +119,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both) -> None:
     whole: list[Tensor] = []
     recorders: list[list[Everything]] = []
     for each in rows:
-        seen = [Everything() for _ in each.prompts]
+        seen = [Everything() for _ in each.inputs.prompts]
         uses = [BlockInputs(recorder=recorder) for recorder in seen]
         whole += step(of, [each], plus(uses, both.added(each)) if each.adapters.controls else uses)
         recorders.append(seen)
@@ -155,7 +155,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
     A step in full takes nothing that a step of the region has asked for: an instance made no more of it.
     """
     of = family()
-    renewing = replace(
+    renewing = changed(
         both.under(row(of, "held", steps=6, seed=1, scale=2.0), end=5), region=WHERE, renewed_every=3
     )
     wanted, seen, added = renewing, list[Everything](), list[Given]()
@@ -163,7 +163,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
         if wanted.step in computed_in:
             added = both.added(wanted)
         if wanted.step % 3 == 0:
-            seen = [Everything() for _ in wanted.prompts]
+            seen = [Everything() for _ in wanted.inputs.prompts]
             uses = [BlockInputs(recorder=each) for each in seen]
         else:
             modes = (BlockMode.KV,) * of.depth
@@ -183,7 +183,7 @@ def test_a_row_that_computes_everything_holds_nothing(both: Both) -> None:
     of = family()
     whole = both.under(row(of, "whole", steps=3, seed=1))
     late = both.under(row(of, "late", steps=4, seed=2), first=1)
-    late = replace(late, region=WHERE, renewed_every=4)
+    late = changed(late, region=WHERE, renewed_every=4)
     wanted = whole
     while not wanted.done:
         wanted = wanted.advanced(step(of, [wanted], plus([BlockInputs()], both.added(wanted)))[0])

@@ -33,9 +33,12 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.templates.identity import form_of, storage_budget
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
+from giornata_lab.bench.compute.workload import multiplications
 from tests.configs import configured
 from tests.contract.messages import CARD
+from tests.present import present
 from tests.unit.denoiser.engine.edits import Measured, engine, finished
 from tests.unit.denoiser.engine.test_masked import step
 from tests.unit.denoiser.engine.test_unkept import Unkept
@@ -79,7 +82,7 @@ def template(of: ModelFamily, bits: int = EXACT, steps: int = 3) -> CachedTempla
 
 
 def edit(of: ModelFamily, job: str, taken: CachedTemplate | None, **how: Any) -> Row:
-    return replace(row(of, job, **how), region=WHERE, template=taken)
+    return changed(row(of, job, **how), region=WHERE, template=taken)
 
 
 @dataclass
@@ -93,8 +96,7 @@ class Corrected:
 
     def _part(self, block: int, part: str, own: Tensor | None) -> Tensor:
         def kept(entry: Entry) -> Tensor:
-            stored = entry.blocks[block].part(part)
-            assert stored is not None
+            stored = present(entry.blocks[block].part(part))
             return stored.data[WHERE.outside]
 
         if own is None:
@@ -121,10 +123,10 @@ def nearest(taken: CachedTemplate, at: Row) -> Entry:
 def expected(of: ModelFamily, at: Row, taken: CachedTemplate, *, corrected: bool) -> Tensor:
     """The edit's final latent by a second implementation: every step from the entry of its noise level."""
     modes, first = (BlockMode.KV,) * of.depth, nearest(taken, at)
-    seen: Sequence[Everything | None] = [None] * len(at.prompts)
+    seen: Sequence[Everything | None] = [None] * len(at.inputs.prompts)
     while not at.done:
         if corrected and not at.step:
-            shown = [Everything() for _ in at.prompts]
+            shown = [Everything() for _ in at.inputs.prompts]
             (latent,) = step(of, [at], [BlockInputs(recorder=each) for each in shown])
             seen = shown
         else:
@@ -172,11 +174,11 @@ def test_edits_take_from_the_entries_of_their_levels(
 @pytest.mark.parametrize("fill", [False, True])
 def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bool) -> None:
     of = family(fill)
-    renewing = replace(edit(of, "a", None, steps=6, seed=1, scale=2.0), renewed_every=3)
+    renewing = changed(edit(of, "a", None, steps=6, seed=1, scale=2.0), renewed_every=3)
     wanted, seen = renewing, list[Everything]()
     while not wanted.done:
         if wanted.step % 3 == 0:
-            seen = [Everything() for _ in wanted.prompts]
+            seen = [Everything() for _ in wanted.inputs.prompts]
             uses = [BlockInputs(recorder=each) for each in seen]
         else:
             modes = (BlockMode.KV,) * of.depth
@@ -189,8 +191,7 @@ def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bo
     # What it leaves for the picture's next edits: what its steps in full were, of the unguided half.
     assert [entry.level for entry in ended.entries] == renewing.track.levels[[0, 3]].tolist()
     for (block, part), shown in seen[-1].parts.items():
-        stored = ended.entries[-1].blocks[block].part(part)
-        assert stored is not None
+        stored = present(ended.entries[-1].blocks[block].part(part))
         torch.testing.assert_close(stored.data, shown.flatten(1), atol=CLOSE, rtol=0)
 
 
@@ -269,7 +270,7 @@ def test_blocks_without_an_input_to_keep_keep_keys_and_values() -> None:
 
 
 def test_its_costs_are_measured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepMeter, "step_ms", lambda of, step: step.work(of.operations).multiplications)
+    monkeypatch.setattr(StepMeter, "step_ms", lambda of, step: multiplications(step.work(of.operations)))
     monkeypatch.setattr(StepMeter, "load_ms", lambda of, size: of.load_bytes(size))
     checkpoint: Any = SimpleNamespace(card=CARD, family=family(dtype=torch.float32))
     found, operations = calibrate(checkpoint, 8), checkpoint.family.operations

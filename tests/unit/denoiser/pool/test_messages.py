@@ -20,7 +20,9 @@ from giornata_denoiser.rows.row import Prompt, RecordingSpec, Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, where
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -29,8 +31,7 @@ def travelled(thing: object, kept: object = None) -> object:
     """`thing` as a rank reads it; `kept` is known there as number 7."""
     places = TensorPlaces()
     data = pack(thing, places, lambda part: 7 if part is kept else None)
-    descriptor = places.written()
-    assert descriptor is not None
+    descriptor = present(places.written())
     memory = mapped_tensor(descriptor, places.size_bytes)
     os.close(descriptor)
     return unpack(data, lambda place: places.tensor(place, memory), {7: kept})
@@ -55,12 +56,12 @@ DRIVEN = Prompt({"prompt_embeds": torch.randn(3, 4).bfloat16(), "none": torch.em
 
 def row() -> Row:
     made = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
-    return replace(
+    return changed(
         made,
         region=where(),
         records=RecordingSpec(frozenset({CacheForm.KV}), 0, name="first"),
         step_cache=TaylorRule(TaylorSeerSchedule(3, 2), 1),
-        prompts=(*made.prompts, UNET, DRIVEN),
+        prompts=(*made.inputs.prompts, UNET, DRIVEN),
     )
 
 
@@ -69,15 +70,19 @@ def test_a_row_is_the_same_in_a_rank() -> None:
     after = travelled(before)
     assert alike(before, after)
     assert isinstance(after, Row)
-    assert (after.due_s, after.priority, after.records) == (before.due_s, before.priority, before.records)
+    assert (after.wishes.due_s, after.wishes.priority, after.records) == (
+        before.wishes.due_s,
+        before.wishes.priority,
+        before.records,
+    )
     assert not alike(before, replace(before, latent=before.latent + 1)), "or nothing was compared"
 
 
 def test_what_rows_share_is_named_and_not_copied() -> None:
     template = CachedTemplate("t", GRID, ())
-    after = travelled(replace(row(), template=template), template)
+    after = travelled(changed(row(), template=template), template)
     assert isinstance(after, Row)
-    assert after.template is template
+    assert after.reuse.template is template
 
 
 def test_tensors_that_lie_in_shared_memory_stay_there() -> None:

@@ -25,11 +25,12 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     unpack,
 )
-from giornata_denoiser.pool.rank import GroupFamilies, RankLoras, RankSteps
+from giornata_denoiser.pool.rank import GroupFamilies, RankControls, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolState, RankKnowledge, RowStepStart, SharedRow, SharedRowStore
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.pool import OneDevice
 from tests.unit.denoiser.engine.edits import FORMS, GRID, where
@@ -43,7 +44,8 @@ class Bench:
 
     def __init__(self, families: GroupFamilies | None = None) -> None:
         self.computing: list[ModelRunner] = []
-        self.steps = RankSteps(0, families or OneDevice(OF), self._made, RankLoras(OF.device))
+        loras, controls = RankLoras(OF.device), RankControls(OF.device)
+        self.steps = RankSteps(0, families or OneDevice(OF), self._made, loras, controls)
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
     def _made(self, family: ModelFamily) -> ModelRunner:
@@ -67,14 +69,14 @@ class Bench:
 def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | ForgetResources]) -> None:
     """It renews its own values: what it kept is of no use any more, and it may come back, but for a forgotten one."""
     bench = Bench()
-    row = replace(tiny_flux.row(OF, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
+    row = changed(tiny_flux.row(OF, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
     shared, held = bench.put(row)
     for step, fresh in enumerate((True, False)):
         assert isinstance(bench.compute(shared, held, step, fresh=fresh), RankStepEnded)
     (computing,) = bench.computing
-    assert computing.sources._running.keys() == {row.key}
+    assert computing.sources.keys == {row.key}
     bench.steps.take(gone((shared.number,)), ())
-    assert not computing.sources._running
+    assert not computing.sources.keys
     refused = bench.compute(shared, held, 2, fresh=False)
     assert isinstance(refused, RankStepFailed)
     assert refused.reason == "stale"
@@ -143,7 +145,7 @@ def entered(row: Row, steps: Sequence[Step]) -> RowStepStart:
 def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
     book = PoolState(lambda _: RowTimes({1: 1.0}, {1: 2.0}, None))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=6))
-    row = replace(row, due_s=9.0, priority=Priority.BATCH)
+    row = changed(row, due_s=9.0, priority=Priority.BATCH)
     shared, held = SharedRowStore(Arena()).put(row)
     book.add(held, shared, 4.0)
     (shown,) = book.shown(5.0)

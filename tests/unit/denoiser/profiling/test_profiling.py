@@ -30,9 +30,10 @@ from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.__main__ import report
+from giornata_denoiser.profiling.__main__ import check_fits, report
 from giornata_denoiser.profiling.fitting import device_name, proportional_fit, read_profile, write_profile
 from giornata_denoiser.profiling.measuring import (
+    MORE_ROUNDS,
     RandomLoras,
     StepMeter,
     measure_medians,
@@ -44,9 +45,10 @@ from giornata_denoiser.rows.template import StoredTensor
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.systems.networks import PLAIN_4, plain
 from tests.fakes import tiny_driven
+from tests.fakes.fleet import CARD
 from tests.fakes.profiles import PROFILE
+from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF
-from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine
 
 # Profiling with a meter that knows the truth: weights come back in spite of noise and drift.
@@ -217,6 +219,54 @@ def test_every_measurement_is_told() -> None:
     assert machine.measured == fitting.QUICK_ROUNDS * len(found.steps)
 
 
+def test_what_is_disturbed_is_measured_again_until_it_is_stable() -> None:
+    """One of two times of the third thing, and of the sixth, is far too long; the seventh is never the same twice."""
+    taken = list[int]()
+
+    def took(thing: int) -> float:
+        taken.append(thing)
+        count = taken.count(thing)
+        return 1018.0 if thing in {3, 6} and count == 1 else 10.0 * (3**count if thing == 7 else 1)
+
+    found = measure_medians(range(10), took, rounds=2, seed=0)
+    assert [ms for thing, ms in enumerate(found) if thing != 7] == [10.0] * 9
+    assert [taken.count(thing) for thing in range(10)] == [2, 2, 2, 3, 2, 2, 3, 2 + MORE_ROUNDS, 2, 2]
+
+
+def test_a_fit_that_does_not_tell_what_was_measured_is_refused_by_its_worst_samples() -> None:
+    found = measured(KnownMachine(), quick=True)
+
+    def check(found: fitting.ProfileMeasurements, least_r2: float = 0.9) -> None:
+        check_fits(profiled(found), found, {}, least_r2)
+
+    check(found)
+    slow = max(range(len(found.steps)), key=lambda index: len(found.steps[index].mixture.rows))
+    steps = [
+        step._replace(ms=step.ms * (50 if index == slow else 1)) for index, step in enumerate(found.steps)
+    ]
+    spoilt = replace(found, steps=tuple(steps))
+    with pytest.raises(
+        Failed, match=rf"of computing fits no line.*Worst: .* {steps[slow].ms:.3f} ms measured"
+    ) as told:
+        check(spoilt)
+    assert told.value.accepted == "0.9 and more"
+    check(spoilt, -1e9)
+    alike = [sample._replace(ms=1 + 0.01 * (index % 2)) for index, sample in enumerate(found.load_samples)]
+    check(replace(found, load_samples=tuple(alike)))  # R² says nothing where all times are alike
+    wild = [sample._replace(ms=1 + 5.0 * (index % 2)) for index, sample in enumerate(found.load_samples)]
+    with pytest.raises(Failed, match=r"of loading fits no line.*bytes"):
+        check(replace(found, load_samples=tuple(wild)))
+
+
+def profiled(found: fitting.ProfileMeasurements) -> Profile:
+    return fitting.profile(
+        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
+        compute=fitting.fit_samples(COMPUTE, found.step_samples),
+        load=fitting.fit_samples(LOAD, found.load_samples),
+        activation=(2048.0, 1024.0),
+    )
+
+
 def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
     every = list_mixtures(EXTENT, 0)
     rows = [row for mixture in every for row in mixture.rows]
@@ -258,13 +308,7 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
 
 def test_the_report_names_weights_units_and_the_worst() -> None:
     found = measured(KnownMachine(), quick=True)
-    profile = fitting.profile(
-        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
-        compute=fitting.fit_samples(COMPUTE, found.step_samples),
-        load=fitting.fit_samples(LOAD, found.load_samples),
-        activation=(2048.0, 1024.0),
-    )
-    text = report(profile, found)
+    text = report(profiled(found), found)
     for part in (
         "Computing: R² 1.0000",
         "ms a multiplication of linear layers",
@@ -341,8 +385,7 @@ def test_steps_are_measured_with_a_controlnet_that_computes_what_is_counted(name
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_random_controlnet_is_of_the_networks_kind_and_freed_afterwards(name: str) -> None:
     of = FAMILIES[name]()
-    made = random_control(of.network, 16 if name.startswith("unet") else CARD.pixel_multiple)
-    assert made is not None
+    made = present(random_control(of.network, 16 if name.startswith("unet") else CARD.pixel_multiple))
     net: nn.Module = made.net.net
     assert made.net is made.net, "made once"
     tensors = [*net.parameters(), *net.buffers()]
@@ -378,9 +421,8 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return PROFILE.model_copy(
-        update={"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
-    )
+    told = {"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
+    return PROFILE.model_copy(update={**told, "model_digest": CARD.digest})
 
 
 def test_what_is_written_is_read_and_nothing_else_is_left(
@@ -396,10 +438,17 @@ def test_what_is_written_is_read_and_nothing_else_is_left(
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [
-        ("model_digest", "eeeeeeeeeeeeeeee", "model; .*Received: eeeeeeeeeeee. Accepted: d."),
-        ("blocks", plain(57), "network; .*Received: 57 blocks .*Accepted: 4 blocks"),
-        ("dtype", "bfloat16", "dtype; .*Received: bfloat16. Accepted: float32."),
-        ("device", "NVIDIA H100", "device; .*Received: NVIDIA H100. Accepted: .*threads: "),
+        (
+            "model_digest",
+            "eeeeeeeeeeeeeeee",
+            "of another model; .*Received: eeeeeeeeeeee. Accepted: dddddddddddd.",
+        ),
+        ("blocks", plain(57), "of another network; .*Received: 57 blocks .*Accepted: 4 blocks"),
+        ("dtype", "bfloat16", "of another dtype; .*Received: bfloat16. Accepted: float32."),
+        ("device", "NVIDIA H100", "of another device; .*Received: NVIDIA H100. Accepted: .*threads: "),
+        ("derived", "a formula", "not measured, but derived from a formula.*measure it again with"),
+        ("schema_version", 2, "received a profile of schema 2, accepted is 3"),
+        ("schema_version", 4, "received a profile of schema 4, accepted is 3"),
     ],
 )
 def test_a_profile_of_something_else_is_refused(
@@ -407,20 +456,9 @@ def test_a_profile_of_something_else_is_refused(
 ) -> None:
     path = tmp_path / "profile.json"
     write_profile(path, profile.model_copy(update={field: value}))
-    with pytest.raises(Failed, match=rf"of another {what}") as caught:
+    with pytest.raises(Failed, match=what) as caught:
         read_profile(path, checkpoint)
     assert "giornata profile" in str(caught.value)
-
-
-def test_a_derived_profile_is_refused_though_all_else_fits(
-    tmp_path: Path, checkpoint: Checkpoint, profile: Profile
-) -> None:
-    path = tmp_path / "profile.json"
-    write_profile(path, profile.model_copy(update={"derived": "a formula"}))
-    with pytest.raises(
-        Failed, match=r"not measured, but derived from a formula.*measure it again with `giornata"
-    ):
-        read_profile(path, checkpoint)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2"])
@@ -432,14 +470,3 @@ def test_what_is_no_profile_is_refused_by_name(
         path.write_bytes(content)
     with pytest.raises(Failed, match=r"profile\.json"):
         read_profile(path, checkpoint)
-
-
-@pytest.mark.parametrize("schema", [2, 4])
-def test_a_profile_of_another_schema_is_refused(
-    tmp_path: Path, checkpoint: Checkpoint, profile: Profile, schema: int
-) -> None:
-    path = tmp_path / "profile.json"
-    write_profile(path, profile.model_copy(update={"schema_version": schema}))
-    with pytest.raises(Failed, match=f"received a profile of schema {schema}, accepted is 3") as caught:
-        read_profile(path, checkpoint)
-    assert "giornata profile" in str(caught.value)

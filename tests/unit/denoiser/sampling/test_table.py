@@ -22,7 +22,6 @@ from torch import Tensor
 from giornata.component_configs import SOLVERS
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import DISCRETE_TIME, WITH_LIGHTNING, Sampler, evaluations
-from giornata_denoiser.engine.denoise_step import blend
 from giornata_denoiser.families.sampling import (
     DiscreteTime,
     FlowMatching,
@@ -35,7 +34,6 @@ from giornata_denoiser.families.sampling import (
     solve_track,
 )
 from giornata_denoiser.rows.row import NOISE, SamplerTable
-from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER
 from tests.unit.denoiser.sampling.sampled import Sampled, stepped
 from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
@@ -283,7 +281,6 @@ def test_equal_rows_share_a_track() -> None:
 
 
 FLOW = FlowMatching(SCHEDULER, shifted_by_size)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SHIFTED = {**SCHEDULER, "use_dynamic_shifting": False}
 GRIDS = pytest.mark.parametrize(
     ("steps", "strength", "tokens"), [(4, 1.0, 12), (28, 0.6, 4096), (50, 0.01, 1024)]
@@ -399,21 +396,3 @@ def test_a_row_of_one_state_steps_alike_beside_rows_with_memory() -> None:
     other = replace(row, track=replace(row.track, matrices=matrices))
     outputs = [torch.randn(12, 8)] * 2
     assert torch.equal(stepped([row, other], outputs)[0].latent, stepped([row], outputs[:1])[0].latent)
-
-
-@DTYPES
-def test_blend_keeps_the_step_inside_and_the_noised_template_outside(dtype: torch.dtype) -> None:
-    latent, image, noise = torch.randn(3, 6, 4).to(dtype)
-    mask = torch.tensor([1, 0, 1, 0, 0, 1]).to(dtype)[:, None].expand(6, 4)
-    outside = track(4, 1.0, 6).noised(image, noise, 2)
-    blended = blend(latent, outside, mask)
-    assert torch.equal(blended[[0, 2, 5]], latent[[0, 2, 5]])
-    assert torch.equal(blended[[1, 3, 4]], outside[[1, 3, 4]])
-    assert torch.equal(track(4, 1.0, 6).noised(image, noise, 4), image)
-
-
-@DTYPES
-def test_guidance_combines_as_the_pipeline_writes_it(dtype: torch.dtype) -> None:
-    positive, negative = torch.randn(2, 6, 4).to(dtype)
-    combined = tiny_flux.family().network.guided(positive, negative, torch.full((6, 1), 2.7))
-    assert torch.equal(combined, negative + 2.7 * (positive - negative))

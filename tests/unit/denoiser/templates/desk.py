@@ -42,6 +42,7 @@ from tests.contract.messages import CARD
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 from tests.unit.denoiser.engine.test_masked import OF
 
@@ -147,8 +148,7 @@ class Desk:
 
     async def ask(self, request: RunRequest | None = None) -> TemplateReuse:
         async with self.lookup.held(request or self.request) as how:
-            assert how is not None
-            return how
+            return present(how)
 
     async def submitted(self, number: int) -> Row:
         """The row of the run of this number."""
@@ -168,7 +168,8 @@ class Desk:
         )
         entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
-        self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
+        ended = replace(row, step=row.steps, records=replace(row.records, entries=entries))
+        self.runs.advance(StepReport(0.0, 1.0, (ended,)))
 
     def remove(self) -> None:
         message = RemoveTemplate(tenant=JOB.tenant, template_key=INSPECTION.template_key)

@@ -19,8 +19,10 @@ from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTemplates, TemplateStore
 from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.present import present
 from tests.unit.denoiser.engine.edits import edit, where
 from tests.unit.denoiser.engine.test_masked import OF
 from tests.unit.denoiser.templates.desk import Desk, desk
@@ -30,36 +32,32 @@ from tests.unit.denoiser.templates.recordings import template
 # tenant.
 
 
-NOISE = edit(OF, None, Spec(grid=(4, 4))).conditioning["noise"]
+NOISE = edit(OF, None, Spec(grid=(4, 4))).inputs.conditioning["noise"]
 SIZE = 3 * 2 * 16 * 4 + NOISE.nbytes
 """Bytes of what a row leaves."""
 
 
 def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bits: int = 0) -> Row:
     spec = RecordingSpec(frozenset({CacheForm.KV}), bits, name=name)
-    row = replace(edit(OF, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
+    row = changed(edit(OF, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
     kept = CachedBlock(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
     entries = tuple(Entry(1.0 - i / 10, (kept,)) for i in range(levels))
-    return replace(row, step=7, entries=entries)
+    return replace(row, step=7, records=replace(spec, entries=entries))
 
 
 def kept(budget: int, *rows: Row) -> FirstTemplates:
     made = FirstTemplates(budget)
     for row in rows:
-        assert row.records is not None
-        made.expect(row.records.name)
+        made.expect(present(row.records).name)
         made.keep(row)
     return made
 
 
 def test_what_an_edit_left_shows_what_it_repainted() -> None:
     made = kept(SIZE, done("one"))
-    found = made.find("one")
-    assert found is not None
-    assert found.edited is not None
-    assert found.edited.digest == where().digest
-    assert found.noise is not None
-    assert found.noise.shape == NOISE.shape
+    found = present(made.find("one"))
+    assert present(found.edited).digest == where().digest
+    assert present(found.noise).shape == NOISE.shape
     assert (len(found.entries), made.kept, made.size_bytes) == (3, 1, SIZE)
     assert made.holds(found)
     assert made.find("two") is None
@@ -71,16 +69,6 @@ def test_what_an_edit_left_shows_what_it_repainted() -> None:
 def test_what_is_not_whole_or_not_finite_is_not_kept(row: Row) -> None:
     made = kept(SIZE * 10, row)
     assert (made.find("one"), made.kept) == (None, 0)
-
-
-def test_the_least_recently_used_go_first() -> None:
-    made = kept(2 * SIZE, done("one"), done("two"))
-    assert made.find("one") is not None
-    made.expect("three")
-    made.keep(done("three"))
-    assert [name for name in ("one", "two", "three") if made.find(name)] == ["one", "three"]
-    assert list(made) == ["one", "three"]
-    assert kept(SIZE - 1, done("one")).find("one") is None
 
 
 def test_a_removal_meanwhile_holds() -> None:
@@ -116,14 +104,12 @@ def test_a_recording_goes_before_what_an_edit_left() -> None:
     made = TemplateStore(10**6, first_bytes=10**6)
     made.first.expect("pic-left")
     made.first.keep(done("pic-left"))
-    found = made.find("pic-run", "pic-left")
-    assert found is not None
+    found = present(made.find("pic-run", "pic-left"))
     assert made.has(found)
     assert made.resident() == {Tier.MEMORY: ("pic",)}
     assert made.find("pic-run") is None
     made.put(template("pic-run"))
-    recording = made.find("pic-run", "pic-left")
-    assert recording is not None
+    recording = present(made.find("pic-run", "pic-left"))
     assert recording.edited is None
     assert not made.has(found)
     assert made.first.size_bytes == 0
@@ -157,8 +143,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
         await ended(made, first, monkeypatch)
         for _ in range(2):
             how = await made.ask(request)
-            assert how.recording is not None
-            assert how.recording.edited is not None
+            assert present(how.recording).edited is not None
             assert how.leaves is None
             assert made.engine.submitted == []
         assert (await made.ask(request)).recording is not None
@@ -173,8 +158,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
         made.finish(await made.submitted(1))
         async with asyncio.timeout(HUNG_S):
             await recorded.wait()
-        found = (await made.ask(request)).recording
-        assert found is not None
+        found = present((await made.ask(request)).recording)
         assert found.edited is None
         assert made.store.first.size_bytes == 0
 
@@ -257,7 +241,7 @@ CORRECTION_BYTES = 8 * 10**3
 def taught(recording: str, tokens: tuple[int, ...] = (0, 5), *, sequences: int = 1) -> Row:
     row = edit(OF, template(recording), Spec(grid=(4, 4), true_cfg_scale=float(sequences)), where(tokens))
     deltas = {(0, "key"): store(torch.zeros(CORRECTION_BYTES // 8, 2), 0)}
-    return replace(row, corrections=(Correction(deltas),) * len(row.prompts), taught=True)
+    return changed(row, corrections=(Correction(deltas),) * len(row.inputs.prompts), taught=True)
 
 
 def keeping(budget: int, *rows: Row) -> CorrectionCache:
@@ -269,10 +253,9 @@ def keeping(budget: int, *rows: Row) -> CorrectionCache:
 
 
 def found(made: CorrectionCache, row: Row) -> bool:
-    assert row.template is not None
     assert row.region is not None
-    known = made.find(row.template.id, row.region, len(row.prompts))
-    return known is not None and known == row.corrections
+    known = made.find(present(row.reuse.template).id, row.region, len(row.inputs.prompts))
+    return known is not None and known == row.reuse.corrections
 
 
 def test_rows_find_what_fits_them_and_nothing_else() -> None:
@@ -292,7 +275,7 @@ def test_the_first_one_stays_and_is_claimed_once() -> None:
     assert not made.claim(taught("one"))
     assert found(made, one)
     assert [again.claim(one), again.claim(one)] == [True, False]
-    assert not again.claim(replace(one, corrections=None))
+    assert not again.claim(changed(one, corrections=None))
 
 
 def test_the_least_recently_used_go_first_and_what_never_fits_is_not_claimed() -> None:
@@ -324,22 +307,18 @@ def region_digest(*tokens: int) -> bytes:
 def test_a_mask_takes_what_was_learned_outside_of_it_and_of_the_nearest_other_one() -> None:
     near, far, guided = taught("one", (0, 5)), taught("one", (9, 10, 11, 12)), taught("one", sequences=2)
     for index, row in enumerate((near, far, guided)):
-        assert row.region is not None
-        rows = float(index) + torch.arange(len(row.region.outside)).unsqueeze(1).expand(-1, 2)
-        corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.prompts)
-        object.__setattr__(row, "corrections", corrections)
+        rows = float(index) + torch.arange(len(present(row.region).outside)).unsqueeze(1).expand(-1, 2)
+        corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.inputs.prompts)
+        object.__setattr__(row.reuse, "corrections", corrections)
     made = keeping(10 * CORRECTION_BYTES, far, near, guided)
     wanted = where((0, 6))
     assert made.nearest("two", wanted, 1) is None
-    union = made.nearest("one", wanted, 1)
-    assert union is not None
+    union = present(made.nearest("one", wanted, 1))
     assert union.digest == region_digest(0, 5, 6)
     before = made.size_bytes
-    known = made.widened("one", union, 1)
-    assert known is not None
-    assert near.region is not None
+    known = present(made.widened("one", union, 1))
     (delta,) = [each.deltas[0, "key"].data[:, 0] for each in known]
-    tokens = near.region.outside.tolist()
+    tokens = present(near.region).outside.tolist()
     assert delta.tolist() == [0.5 + tokens.index(token) for token in union.outside.tolist()]
     assert made.widened("one", union, 1) is known, "it is copied once"
     assert made.size_bytes == before + known[0].size_bytes
@@ -369,4 +348,4 @@ def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.Monke
 
 def test_a_row_without_corrections_cannot_be_kept() -> None:
     with pytest.raises(ValueError, match="no corrections"):
-        CorrectionCache(CORRECTION_BYTES).keep(replace(taught("one"), corrections=None))
+        CorrectionCache(CORRECTION_BYTES).keep(changed(taught("one"), corrections=None))

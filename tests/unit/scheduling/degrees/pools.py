@@ -20,6 +20,7 @@ from giornata.scheduling.degrees.pool import (
     device_subsets,
 )
 from giornata.wire.jobs import Priority
+from tests.present import present
 
 LARGE: Times = {1: 1.2, 2: 0.61, 3: 0.41, 4: 0.31, 6: 0.21, 8: 0.16}
 """Eight devices take hardly more device-time than one."""
@@ -193,8 +194,7 @@ class VirtualPool:
             if each.devices != devices:
                 self.moved += bool(each.devices)
                 seconds += each.moved_s[degree] - each.step_s[degree]
-        shared_s = rows[0].step_s[degree] if len(rows) == 1 else self.together(rows, degree)
-        assert shared_s is not None
+        shared_s = present(rows[0].step_s[degree] if len(rows) == 1 else self.together(rows, degree))
         return seconds + shared_s
 
     def degrees_of(self, key: object) -> list[int]:

@@ -21,7 +21,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Entry, StoredTensor
 from giornata_lab.bench.compute.engines import DEVICE_BYTES
 from giornata_lab.bench.compute.rows import Rows
-from giornata_lab.bench.compute.workload import WorkloadEdit
+from giornata_lab.bench.compute.workload import WorkloadEdit, multiplications
 
 MASK: Final = 0.11
 """The production trace's mean ratio."""
@@ -96,7 +96,7 @@ def tera_operations(family: ModelFamily, rows: Sequence[Row], mode: BlockMode) -
     a step is masked."""
     shapes = [shape for row in rows for shape in row.shaped(padding_kept=mode is not BlockMode.FULL)]
     modes = [(mode,) * family.operations.blocks] * len(shapes)
-    return 2 * step_work(family.operations, shapes, modes).multiplications / 1e12
+    return 2 * multiplications(step_work(family.operations, shapes, modes)) / 1e12
 
 
 def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> StoredTensor:

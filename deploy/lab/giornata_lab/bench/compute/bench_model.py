@@ -19,13 +19,14 @@ from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import NONE, Adapters, RecordingSpec, Row
+from giornata_denoiser.rows.adapters import NONE, Adapters
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.quality import cases
@@ -137,7 +138,7 @@ class BenchModel:
         self,
         rows: Iterable[Row],
         how: ReuseOptions | None = None,
-        controls: ControlExecutor | None = None,
+        controls: ControlPart | None = None,
         told: Callable[[StepReport], object] = lambda _: None,
     ) -> list[Row]:
         """The rows when they are done, in order; `controls` computes their ControlNets, and of steps is `told`."""
@@ -156,7 +157,7 @@ class BenchModel:
         """Return what the first step of `rows` teaches them."""
         capacity = Capacity(len(rows), engines.TOKENS)
         engine = Engine(self.family, capacity, lambda: 0.0, reusing=self._placed(how))
-        return [row.corrections for row in engines.taught(engine, _numbered(rows))]
+        return [row.reuse.corrections for row in engines.taught(engine, _numbered(rows))]
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""
@@ -195,14 +196,6 @@ class BenchModel:
 def _numbered(rows: Iterable[Row]) -> list[Row]:
     """`rows` with keys of their own."""
     return [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
-
-
-def box_of(mask: np.ndarray) -> np.ndarray:
-    """(height, width) bool: the mask's bounding box."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    box = np.zeros_like(mask)
-    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
-    return box
 
 
 def held_out(side: int, limit: int) -> list[Request]:

@@ -131,8 +131,8 @@ def taught(engine: Engine, rows: Sequence[Row]) -> list[Row]:
     report = engine.step()
     if report is None or len(report.advanced) != len(rows):
         raise ValueError(f"not all of {len(rows)} rows made their first step")
-    known = {row.key: row.corrections for row in report.advanced}
-    return [replace(row, corrections=known[row.key]) for row in rows]
+    known = {row.key: row.reuse.corrections for row in report.advanced}
+    return [row.corrected(known[row.key]) for row in rows]
 
 
 def drained(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,11 +14,27 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row, RowInputs, RowReuse, RowWishes
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.workload import WorkloadEdit, grown, square
+
+GROUPS: Final = {
+    value.name: name
+    for name, group in (("inputs", RowInputs), ("reuse", RowReuse), ("wishes", RowWishes))
+    for value in fields(group)
+}
+"""Which of a row's groups holds a value."""
+
+
+def changed(row: Row, **values: Any) -> Row:
+    """`row` with other values of its fields, and of those of its groups."""
+    own = {name: value for name, value in values.items() if name not in GROUPS}
+    for group in {GROUPS[name] for name in values.keys() - own.keys()}:
+        inner = {name: value for name, value in values.items() if GROUPS.get(name) == group}
+        own[group] = replace(getattr(row, group), **inner)
+    return replace(row, **own)
 
 
 class Rows:
@@ -61,7 +78,7 @@ class Rows:
         if not reuse:
             return self._edited(edit, self._noise(edit), picture)
         row = self.masked(edit, picture)
-        return row if row.region is None else replace(row, template=self.template(edit.template))
+        return row if row.region is None else changed(row, template=self.template(edit.template))
 
     def masked(self, edit: WorkloadEdit, picture: Tensor | None = None) -> Row:
         """The row of `edit` with its region and no template yet; in full where its mask leaves nothing outside."""
@@ -70,8 +87,8 @@ class Rows:
             return self._edited(edit, self._noise(edit), picture)
         noise = CachedTemplate("any", (0, 0), ()).noise_beside(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
-        return replace(
-            made, region=with_companions(where, made.companions), keeps_padding=self.padding_tokens > 0
+        return changed(
+            made, region=with_companions(where, made.inputs.companions), keeps_padding=self.padding_tokens > 0
         )
 
     def computed(self, edit: WorkloadEdit) -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
@@ -116,12 +116,17 @@ def square(edit: WorkloadEdit, side: int) -> Tensor:
     return touched
 
 
+def multiplications(work: StepWork) -> float:
+    """Multiplications of all kinds together."""
+    return work.linear + work.attention + work.convolution + work.low_rank + work.control
+
+
 def operation_limit(specs: Sequence[BlockSpec], shape: SequenceShape, mode: BlockMode) -> float:
     """What steps in `mode` can gain at most by their multiplications, projections of outside tokens among them."""
     operations = NetworkOperations(specs)
 
     def multiplied(of: SequenceShape, how: BlockMode) -> float:
-        return step_work(operations, [of], [(how,) * operations.blocks]).multiplications
+        return multiplications(step_work(operations, [of], [(how,) * operations.blocks]))
 
     return multiplied(replace(shape, padding=0), BlockMode.FULL) / multiplied(shape, mode)
 

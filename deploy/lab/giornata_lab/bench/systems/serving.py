@@ -319,9 +319,9 @@ def disaggregated(
 Opens: Any = Callable[[Parts, Done], Any]
 SYSTEMS: dict[str, Opens] = {
     "static batching": static_server,
-    "request-level, reuse": partial(disaggregated, reuse=True, joining=BatchingMode.REQUEST),
-    "strawman, reuse": strawman,
-    "ours, reuse off": partial(disaggregated, reuse=False),
-    "ours, reuse": partial(disaggregated, reuse=True),
+    "request-level with reuse": partial(disaggregated, reuse=True, joining=BatchingMode.REQUEST),
+    "strawman with reuse": strawman,
+    "ours without reuse": partial(disaggregated, reuse=False),
+    "ours with reuse": partial(disaggregated, reuse=True),
 }
-"""How each is opened."""
+"""How each is opened; no name has a comma, which stands between names on the command line."""

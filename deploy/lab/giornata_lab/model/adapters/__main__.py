@@ -18,10 +18,9 @@ from giornata_lab.model.adapters.card import AdapterCard
 from giornata_lab.model.architecture import TEXT_TOKENS
 from giornata_lab.model.painting import Pixels, controlled, edits, fill_pipeline
 from giornata_lab.model.scenes import Scene, SceneTask
-from giornata_lab.model.scenes.shapes import Mask
 from giornata_lab.quality import cases
 from giornata_lab.quality.cases import QualityCase
-from giornata_lab.quality.checker import CHANGED, check
+from giornata_lab.quality.checker import check
 from giornata_lab.quality.metrics import ScoredAddition
 from giornata_tools.checkout import TRAINED
 
@@ -89,24 +88,18 @@ def _rims(every: Sequence[QualityCase], pictures: Sequence[Pixels]) -> Figures:
 
 def dark_rim(edit: Pixels, scene: Scene) -> float:
     """Part of what was painted within `BAND_PX` of its own edge that is dark, 0 to 1; 0 where nothing was painted."""
-    band = lessons.rim(_changed(edit, scene), BAND_PX)
+    band = lessons.rim(lessons.changed(edit, scene), BAND_PX)
     return float((edit[band].mean(axis=1) < DARK).mean()) if band.any() else 0.0
 
 
 def closed_rim(edit: Pixels, scene: Scene) -> float:
     """Part of the edge of what was painted that has something dark within `REACH_PX`, 0 to 1; 0 where nothing was."""
-    painted = _changed(edit, scene)
+    painted = lessons.changed(edit, scene)
     dark = painted & (edit.mean(axis=2) < DARK)
     if not dark.any():
         return 0.0
     near = ndimage.distance_transform_edt(~dark) <= REACH_PX
     return float(near[lessons.rim(painted, 1.0)].mean())
-
-
-def _changed(edit: Pixels, scene: Scene) -> Mask:
-    away = np.linalg.norm((edit.astype(np.float32) - scene.before) / 255, axis=2)
-    found: Mask = scene.mask & (away > CHANGED)
-    return found
 
 
 def judge_outline(

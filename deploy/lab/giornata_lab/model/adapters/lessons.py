@@ -73,8 +73,14 @@ def overlap(edit: NDArray[np.uint8], scene: Scene) -> float:
 
 def changed_overlap(edit: NDArray[np.uint8], scene: Scene) -> float:
     """As `overlap`, of all pixels of the mask that differ from the picture before by more than `CHANGED`."""
+    return _over_union(changed(edit, scene), scene)
+
+
+def changed(edit: NDArray[np.uint8], scene: Scene) -> Mask:
+    """(side, side): the pixels of the mask that `edit` has changed by more than `CHANGED`."""
     away = np.linalg.norm((edit.astype(np.float32) - scene.before) / 255, axis=2)
-    return _over_union(scene.mask & (away > CHANGED), scene)
+    found: Mask = scene.mask & (away > CHANGED)
+    return found
 
 
 def _over_union(painted: Mask, scene: Scene) -> float:

@@ -14,8 +14,8 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from giornata_lab.model.random import text_encoders
 from giornata_lab.model.segmenter import scenes
-from giornata_tools.model.random import text_encoders
 
 SIDE: Final = 96
 """Pixels to which every picture is scaled."""

@@ -19,14 +19,13 @@ from diffusers import AutoencoderKL
 from giornata_lab.model import architecture
 from giornata_lab.model.architecture import FILL_LATENTS, LatentSpace
 from giornata_lab.model.scenes import sample
-from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, coder_optimisers
+from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, coder_optimisers, cosine
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
 """Until which part of the run, side in pixels, pictures a step: small crops teach most of it, and cheaply."""
 PEAK_RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
-WARM_UP: Final = 50
 KL_WEIGHT: Final = 1e-4
 GRADIENT_WEIGHT: Final = 0.5
 POOL: Final = 4096
@@ -44,9 +43,7 @@ def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
-    loop = TrainingLoop(
-        "autoencoder", plan, vae, coder_optimisers((vae.encoder, vae.decoder), PEAK_RATES), PEAK_RATES
-    )
+    loop = TrainingLoop("autoencoder", plan, vae, coder_optimisers(vae, PEAK_RATES), PEAK_RATES)
     first = loop.step
     if first >= steps and (plan.folder / "vae").exists():
         return
@@ -58,13 +55,8 @@ def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
             pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
         return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
 
-    if loop.run(loss_of, lambda step: _schedule(step, steps)):
+    if loop.run(loss_of, lambda step: cosine(step, steps)):
         _finish(vae, pictures[:MEASURED], plan.folder, space)
-
-
-def _schedule(step: int, steps: int) -> float:
-    """Factor of the learning rates: warm up, then fall along a cosine."""
-    return min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _crops(pictures: torch.Tensor, progress: float) -> torch.Tensor:
@@ -81,10 +73,14 @@ def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
     x = x.contiguous(memory_format=torch.channels_last)
     posterior = vae.encode(x).latent_dist  # float32: small convolutions are slower in bfloat16 on a CPU
     y = vae.decode(posterior.sample()).sample
-    pixels = (y - x).abs().mean()
-    edges = ((y - x).diff(dim=2).abs().mean()) + ((y - x).diff(dim=3).abs().mean())
+    pixels, edges = pixel_losses(y - x)
     kl = posterior.kl().mean() / (x.shape[2] * x.shape[3])
     return {"loss": pixels + GRADIENT_WEIGHT * edges + KL_WEIGHT * kl, "l1": pixels, "edges": edges, "kl": kl}
+
+
+def pixel_losses(gap: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """L1 of a difference of pictures (rows, 3, height, width), and of its gradients."""
+    return gap.abs().mean(), gap.diff(dim=2).abs().mean() + gap.diff(dim=3).abs().mean()
 
 
 def _pictures(seed: tuple[int, int], count: int) -> torch.Tensor:

@@ -7,13 +7,13 @@ control image's, and no mask. Scenes are those whose masks tell none of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FluxControlNetModel, FluxTransformer2DModel
+from diffusers import FluxControlNetModel, FluxTransformer2DModel
 from torch import nn
 
 from giornata_lab.model import latents
@@ -23,7 +23,7 @@ from giornata_lab.model.painter import UNGUIDED, Painter, beside_tokens
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train.painter import (
     GREATEST,
-    FillEncoder,
+    AdapterEncoder,
     FrozenFillCheckpoint,
     begin_on,
     flow_loss,
@@ -32,11 +32,11 @@ from giornata_lab.model.train.painter import (
 from giornata_lab.model.train.pool import SceneBatch, as_input
 from giornata_lab.model.train.run import (
     CurriculumStage,
-    Muon,
-    Optimisers,
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
+    in_blocks,
+    optimisers,
 )
 
 DOUBLE, SINGLE = 1, 2
@@ -53,28 +53,16 @@ GUIDANCES: Final = (UNGUIDED, GREATEST)
 """Least and greatest scale: one that it has not seen would break pictures, and an outline leaves little to guide."""
 
 
-@dataclass(frozen=True)
-class ControlEncoder:
+class ControlEncoder(AdapterEncoder):
     """Scenes as batches whose condition ends with the control image's latents: (rows, tokens, 96 + 32)."""
-
-    fill: FillEncoder
-
-    @property
-    def vae(self) -> AutoencoderKL:
-        """The VAE of pictures and of control images."""
-        return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """As `FillEncoder.encode`, with the outlines of what is asked for."""
-        batch = self.fill.encode(scenes)
+        batch = super().encode(scenes)
         images = [lessons.control_image(scene.asked, len(scene.mask)) for scene in scenes]
         control = latents.encode(self.vae, as_input(torch.from_numpy(np.stack(images)), self.vae))
         packed = latents.pack(control).to(batch.condition)
         return replace(batch, condition=torch.cat([batch.condition, packed], dim=-1))
-
-    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
-        """As `FillEncoder.tokenize`."""
-        return self.fill.tokenize(captions)
 
 
 class ControlledPainter(nn.Module):
@@ -148,7 +136,8 @@ def resumed(plan: StagePlan) -> tuple[TrainingRun[nn.Module], ControlledPainter]
     torch.manual_seed(plan.seed)
     net = controlnet(on.painter.transformer).to(plan.device)
     net.requires_grad_(requires_grad=True)
-    run: TrainingRun[nn.Module] = TrainingRun(plan, OUTLINE, net, ControlEncoder(on.encoder), optimisers(net))
+    encoder, weights = ControlEncoder(on.encoder), optimisers(net, in_blocks, OUTLINE.rates)
+    run: TrainingRun[nn.Module] = TrainingRun(plan, OUTLINE, net, encoder, weights)
     begin_on(run, on)
     return run, ControlledPainter(on.painter, run.model)
 
@@ -157,14 +146,3 @@ def run(plan: StagePlan) -> None:
     """Train, going on from ``outline.pt`` in the plan's folder."""
     state, painter = resumed(plan)
     state.train(partial(flow_loss, painter, guidance=GUIDANCES))
-
-
-def optimisers(net: FluxControlNetModel) -> Optimisers:
-    """Muon for the matrices inside of the blocks, AdamW for the rest: embeddings, modulation, and the zero layers."""
-    inside: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in net.named_parameters():
-        hidden = "transformer_blocks" in name and "norm" not in name and parameter.ndim == 2
-        (inside if hidden else rest).append(parameter)
-    adam = torch.optim.AdamW(rest, OUTLINE.rates[1], betas=(0.9, 0.99), weight_decay=0.0)
-    return Muon(inside, OUTLINE.rates[0], weight_decay=0.01), adam

@@ -35,9 +35,8 @@ def run(plan: StagePlan) -> None:
     """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``."""
     vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
-    loop = TrainingLoop(
-        "decoder", plan, vae.decoder, coder_optimisers((vae.decoder,), PEAK_RATES), PEAK_RATES
-    )
+    decoder: nn.Module = vae.decoder
+    loop = TrainingLoop("decoder", plan, decoder, coder_optimisers(decoder, PEAK_RATES), PEAK_RATES)
     ended = loop.run(
         lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(plan.device)),
         lambda step: min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5),
@@ -52,8 +51,7 @@ def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
         z = vae.encode(x).latent_dist.mode()
         z = z + NOISE / vae.config.scaling_factor * torch.randn_like(z) * torch.rand(len(z), 1, 1, 1).to(z)
     gap = vae.decode(z).sample - x
-    pixels = gap.abs().mean()
-    edges = gap.diff(dim=2).abs().mean() + gap.diff(dim=3).abs().mean()
+    pixels, edges = autoencoder.pixel_losses(gap)
     patches = nn.functional.avg_pool2d(gap, PATCH).abs().mean()
     loss = pixels + autoencoder.GRADIENT_WEIGHT * edges + PATCH_WEIGHT * patches
     return {"loss": loss, "l1": pixels, "edges": edges, "patches": patches}

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKL
 from peft import LoraConfig
 from torch import nn
 
@@ -22,6 +21,7 @@ from giornata_lab.model.painter import UNGUIDED, Painter
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train.painter import (
     GREATEST,
+    AdapterEncoder,
     FillEncoder,
     begin_on,
     load_frozen,
@@ -35,6 +35,7 @@ from giornata_lab.model.train.run import (
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
+    adam,
     weighted_error,
 )
 
@@ -58,16 +59,8 @@ AVERAGE_DECAY: Final = 0.98
 Loss = Callable[[Painter, SceneBatch], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class SwapEncoder:
+class SwapEncoder(AdapterEncoder):
     """Batches with four texts: both tokenizers' ids of the caption, and of what it is to mean."""
-
-    fill: FillEncoder
-
-    @property
-    def vae(self) -> AutoencoderKL:
-        """The VAE of the base."""
-        return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """As `FillEncoder.encode`; a scene's picture shows what the exchanged caption means."""
@@ -80,26 +73,14 @@ class SwapEncoder:
         return *self.fill.tokenize(asked), *self.fill.tokenize(captions)
 
 
-@dataclass(frozen=True)
-class RimEncoder:
+class RimEncoder(AdapterEncoder):
     """Batches of two answers: the picture as it is, and with rims."""
-
-    fill: FillEncoder
-
-    @property
-    def vae(self) -> AutoencoderKL:
-        """The VAE of the base."""
-        return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """As `FillEncoder.encode`; clean (rows, tokens, 2 * 32) holds the plain answer, then the rimmed one."""
         batch = self.fill.encode(scenes)
         rimmed = self.fill.encode([lessons.outlined(scene) for scene in scenes]).clean
         return replace(batch, clean=torch.cat([batch.clean, rimmed], dim=-1))
-
-    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
-        """As the base does."""
-        return self.fill.tokenize(captions)
 
 
 def outline_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
@@ -194,7 +175,9 @@ def resumed(name: str, plan: StagePlan) -> TrainingRun[Painter]:
     torch.manual_seed(plan.seed)
     config = LoraConfig(r=lesson.rank, lora_alpha=lesson.rank, target_modules=list(lesson.modules))
     on.painter.transformer.add_adapter(config, name)
-    state = TrainingRun(plan, lesson.course, on.painter, lesson.encoder(on.encoder), optimisers(on.painter))
+    state = TrainingRun(
+        plan, lesson.course, on.painter, lesson.encoder(on.encoder), factor_optimisers(on.painter)
+    )
     begin_on(state, on)
     return state
 
@@ -205,12 +188,9 @@ def run(name: str, plan: StagePlan) -> None:
     state.train(partial(LESSONS[name].loss, state.model))
 
 
-def optimisers(painter: nn.Module) -> Optimisers:
+def factor_optimisers(painter: nn.Module) -> Optimisers:
     """AdamW for the factors that read, and for those that write."""
     named = [(name, weights) for name, weights in painter.named_parameters() if weights.requires_grad]
     factors = ([weights for name, weights in named if part in name] for part in (".lora_A.", ".lora_B."))
-    reading, writing = (
-        torch.optim.AdamW(weights, rate, betas=(0.9, 0.99), weight_decay=0.0)
-        for weights, rate in zip(factors, RATES, strict=True)
-    )
+    reading, writing = map(adam, factors, RATES)
     return reading, writing

@@ -18,28 +18,27 @@ from typing import Final
 
 import torch
 from diffusers import AutoencoderKL, FluxFillPipeline
-from torch import nn
 
 from giornata_lab.model import architecture, latents
 from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
 from giornata_lab.model.painter import UNGUIDED, Painter, Predictor
+from giornata_lab.model.random.text_encoders import TextEncoders
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
 from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Model,
-    Muon,
-    Optimisers,
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
     TrainingStateUnusable,
     digest,
+    in_blocks,
+    optimisers,
     weighted_error,
 )
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.random.text_encoders import TextEncoders
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
@@ -99,7 +98,7 @@ class PainterRun(TrainingRun[Painter]):
         text = architecture.text_encoders()
         painter = Painter(architecture.transformer(), text).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
+        super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter, in_blocks, RATES))
 
 
 def run(plan: StagePlan) -> None:
@@ -140,17 +139,6 @@ def random_corner(tokens: torch.Tensor) -> tuple[int, int]:
     room = NATIVE_PIXELS // TOKEN_PIXELS - round(tokens.shape[1] ** 0.5)
     row, column = torch.randint(room + 1, (2,)).tolist()
     return row, column
-
-
-def optimisers(painter: Painter) -> Optimisers:
-    """Muon for the matrices inside of the transformer's blocks, AdamW for the rest."""
-    inside: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in painter.named_parameters():
-        hidden = "transformer_blocks" in name and "norm" not in name and parameter.ndim == 2
-        (inside if hidden else rest).append(parameter)
-    adam = torch.optim.AdamW(rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0)
-    return Muon(inside, RATES[0], weight_decay=0.01), adam
 
 
 GREATEST: Final = 60.0
@@ -228,6 +216,26 @@ def distillation_loss(
     read = student.read(*batch.token_ids)
     velocity = student(noisy, batch.condition, read, time=times, guidance=guidance, corner=corner)
     return weighted_error(velocity, target, batch.masked)
+
+
+@dataclass(frozen=True)
+class AdapterEncoder:
+    """What makes scenes a batch for an adapter: `fill`, and what :meth:`encode` of a lesson adds."""
+
+    fill: FillEncoder
+
+    @property
+    def vae(self) -> AutoencoderKL:
+        """The VAE of pictures and of control images."""
+        return self.fill.vae
+
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """As `FillEncoder.encode`."""
+        return self.fill.encode(scenes)
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
+        """As `FillEncoder.tokenize`."""
+        return self.fill.tokenize(captions)
 
 
 @dataclass(frozen=True)

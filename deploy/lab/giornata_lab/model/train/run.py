@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -238,20 +238,46 @@ class TrainingLoop(Generic[Model]):
             optimiser.step()
 
 
-def coder_optimisers(
-    coders: Sequence[Any], rates: tuple[float, float]
-) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
+def adam(weights: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """AdamW as every stage has it."""
+    return torch.optim.AdamW(weights, rate, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def optimisers(
+    model: nn.Module,
+    hidden: Callable[[str, nn.Parameter], bool],
+    rates: tuple[float, float],
+    weight_decay: float = 0.01,
+) -> Optimisers:
+    """Muon for the `hidden` matrices and kernels by name, AdamW for the rest.
 
     Args:
-        coders: an encoder, a decoder or both.
-        rates: greatest learning rates of Muon and of AdamW.
+        model: whose weights are trained.
+        hidden: tells what lies between other layers.
+        rates: greatest learning rates of both.
+        weight_decay: of Muon.
     """
-    ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
-    weights = [p for coder in coders for p in coder.parameters()]
-    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
-    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
-    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)
+    inside: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (inside if hidden(name, parameter) else rest).append(parameter)
+    return Muon(inside, rates[0], weight_decay=weight_decay), adam(rest, rates[1])
+
+
+def coder_optimisers(coder: nn.Module, rates: tuple[float, float]) -> Optimisers:
+    """Muon for the kernels between hidden layers of an encoder, a decoder or both, AdamW for all else."""
+    ends = ("conv_in.weight", "conv_out.weight")
+    return optimisers(coder, lambda name, weights: weights.ndim == 4 and not name.endswith(ends), rates, 0.0)
+
+
+def in_blocks(name: str, weights: nn.Parameter) -> bool:
+    """Return whether these are a matrix inside of a Flux network's blocks."""
+    return "transformer_blocks" in name and "norm" not in name and weights.ndim == 2
+
+
+def cosine(step: int, steps: int) -> float:
+    """Factor of the learning rates: warm up for 50 steps, then fall along a cosine."""
+    return min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
 
 WARM_UP: Final = 100

@@ -7,7 +7,6 @@ the masks, a head that does not ship learns colours and shapes from the encoder'
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from giornata_lab.model.segmenter import architecture
 from giornata_lab.model.segmenter import scenes as phrases
 from giornata_lab.model.segmenter.architecture import GRID, PATCH, SIDE, TAKEN
 from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, sample
-from giornata_lab.model.train.run import Losses, Muon, StagePlan, TrainingLoop
+from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, cosine, optimisers
 
 TITLE: Final = "segmenter"
 BATCHES: Final = ((0.65, 48, 16), (1.0, SIDE, 4))
@@ -38,7 +37,6 @@ SHRUNK: Final = {48: 2, SIDE: 3}
 """Up to how many times larger pictures are drawn, before they are scaled down; each as often as the others."""
 RATES: Final = (4e-3, 2e-3)
 """Greatest learning rates of Muon and of AdamW."""
-WARM_UP: Final = 50
 SMOOTH: Final = 16.0
 """Pixels; what a mask is not told apart from none by, in Dice's loss."""
 NAMES_WEIGHT: Final = 0.5
@@ -152,7 +150,8 @@ def run(plan: StagePlan) -> None:
     torch.manual_seed(plan.seed)
     lesson = SegmenterTrainingModel().to(plan.device)
     tokenizer = architecture.tokenizer()
-    loop = TrainingLoop(TITLE, plan, lesson, optimisers(lesson), RATES)
+    weights = optimisers(lesson, lambda name, each: ".layers." in name and each.ndim == 2, RATES)
+    loop = TrainingLoop(TITLE, plan, lesson, weights, RATES)
     first = loop.step
     pools: dict[int, NamedScenePool] = {}
 
@@ -167,12 +166,7 @@ def run(plan: StagePlan) -> None:
         logits, names = lesson(batch.pixels, batch.ids, (int(row), int(column)))
         return losses(logits, names, batch)
 
-    loop.run(loss_of, lambda step: schedule(step, plan.steps))
-
-
-def schedule(step: int, steps: int) -> float:
-    """Factor of the learning rates: warm up, then fall along a cosine."""
-    return min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+    loop.run(loss_of, lambda step: cosine(step, plan.steps))
 
 
 def asked(rng: np.random.Generator, scenes: list[NamedScene], tokenizer: Any) -> SegmenterBatch:
@@ -224,14 +218,3 @@ def losses(logits: torch.Tensor, names: torch.Tensor, batch: SegmenterBatch) -> 
         [nn.functional.cross_entropy(a.flatten(0, 1), b.flatten(0, 1)) for a, b in told]
     ).sum()
     return {"loss": pixels + dice + NAMES_WEIGHT * kinds, "pixels": pixels, "dice": dice, "names": kinds}
-
-
-def optimisers(lesson: SegmenterTrainingModel) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for the matrices inside of the layers, AdamW for embeddings, norms and heads."""
-    inside: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in lesson.named_parameters():
-        (inside if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
-    return Muon(inside, RATES[0], weight_decay=0.01), torch.optim.AdamW(
-        rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0
-    )

@@ -21,11 +21,10 @@ from giornata_lab.model.train import autoencoder
 from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
-    Muon,
-    Optimisers,
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
+    optimisers,
     weighted_error,
 )
 from giornata_lab.model.yardstick import Inpainter, TextEncoder
@@ -83,7 +82,14 @@ class UNetRun(TrainingRun[Inpainter]):
         text = yardstick.text_encoder()
         inpainter = Inpainter(yardstick.unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
+        super().__init__(
+            plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter, hidden, RATES)
+        )
+
+
+def hidden(name: str, weights: nn.Parameter) -> bool:
+    """Return whether these are a kernel or matrix inside of the UNet's blocks."""
+    return "_block" in name and "time_emb_proj" not in name and weights.ndim > 1
 
 
 def run(plan: StagePlan) -> None:
@@ -107,14 +113,3 @@ def noise_loss(inpainter: Inpainter, scheduler: DDIMScheduler, batch: SceneBatch
 def places(maps: torch.Tensor) -> torch.Tensor:
     """(rows, channels, height, width) → (rows, height * width, channels)."""
     return maps.flatten(2).mT
-
-
-def optimisers(inpainter: Inpainter) -> Optimisers:
-    """Muon for kernels and matrices inside of the UNet's blocks, AdamW for the rest."""
-    inside: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in inpainter.named_parameters():
-        hidden = "_block" in name and "time_emb_proj" not in name and parameter.ndim > 1
-        (inside if hidden else rest).append(parameter)
-    adam = torch.optim.AdamW(rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0)
-    return Muon(inside, RATES[0], weight_decay=0.01), adam

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from giornata.deadlines import Deadline
+from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lab.rehearsals.chaos.load import AT_ONCE, Pace
 from giornata_lab.rehearsals.chaos.look import ProcessUsage, usage
 from giornata_tools.launcher.process import LaunchError, StackProcess
 from giornata_tools.launcher.servers import NATS, VALKEY
-from giornata_tools.launcher.stack import Stack
+from giornata_tools.launcher.stack import Stack, answers_200
+from giornata_tools.launcher.warden import signal_group
 
 
 class Kind(StrEnum):
@@ -151,11 +154,12 @@ async def inflict(stack: Stack, fault: Fault, victims: Sequence[str]) -> list[in
     if fault.kind is Kind.FREEZE:
         try:
             for process in processes:
-                process.freeze()
+                signal_group(process.pid, signal.SIGSTOP)
             await asyncio.sleep(fault.lasts_s)
         finally:
             for process in processes:
-                process.thaw()
+                if not process.ended.is_set():
+                    signal_group(process.pid, signal.SIGCONT)
         return []
     number = signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM
     try:
@@ -172,6 +176,30 @@ async def ended_by(processes: Sequence[StackProcess], number: signal.Signals) ->
 
 WHOLE_S: Final = 180.0
 """Longest that a stack may take to be whole again; loading models on a busy machine takes its time."""
+
+
+async def wait_whole(stack: Stack, servers: int, limit_s: float) -> None:
+    """Wait after faults until all planned instances are ready, `servers` servers run, and all gateways agree.
+
+    Raises:
+        LaunchError: something is still missing after `limit_s`.
+    """
+    deadline, plan = Deadline.after_ms(1e3 * limit_s), stack.plan
+
+    def is_whole(fleet: Fleet) -> bool:
+        counts = [
+            len(stack.instances(service)) >= n * len(plan.models_of(service))
+            for service, n in plan.replicas.items()
+        ]
+        return all(counts) and len(stack.servers) >= servers and not stack.missing(fleet)
+
+    await stack.watch.until(
+        is_whole, limit_s, lambda fleet: f"not whole: {stack.missing(fleet) or 'processes are missing'}."
+    )
+    for server in stack.servers:
+        await stack.process(server).announced(deadline.remaining_s())
+    for url in stack.urls:
+        await answers_200(f"{url}/readyz", deadline.remaining_s())
 
 
 @dataclass
@@ -226,7 +254,7 @@ class Chaos:
             await self._pace.allow(following - AT_ONCE)  # the others are for the moment of the next fault
             await asyncio.gather(*map(self._inflict, found))
             try:
-                await self._stack.wait_whole(self._servers, WHOLE_S)
+                await wait_whole(self._stack, self._servers, WHOLE_S)
             except LaunchError as error:
                 self.broken = str(error)
                 break

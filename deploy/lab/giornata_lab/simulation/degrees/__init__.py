@@ -1,11 +1,5 @@
 """How a pool of devices keeps deadlines on a virtual clock: rules, baselines and a bound. Pure.
 
-Read in this order (modules of this package):
-
-* `derived` - what a step takes, by degree
-* `workloads` - what is asked for, and when
-* `world` - one run: the event loop around a rule, and what it refuses
-* `algorithm1`, `rounds`, `events` - TetriServe's rule, as published and at every event
-* `rules` - all rules by name
-* `results` - what runs come to, and how they are drawn
+Read in this order: `step_times`, `workloads`, `world` (one run, and what it refuses), `baselines` (TetriServe's rule,
+as published and at every event, and fixed degrees), `rules` (all of them by name), `bound`.
 """

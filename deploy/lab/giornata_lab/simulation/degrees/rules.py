@@ -27,7 +27,7 @@ from giornata_lab.simulation.degrees.workloads import (
     PoolWorkload,
     tokens_of,
 )
-from giornata_lab.simulation.degrees.world import Listener, PoolRowOutcome, PoolWorld
+from giornata_lab.simulation.degrees.world import PoolRowOutcome, PoolWorld
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,14 @@ class PoolRuleCase:
     devices: int = 8
 
 
-def run_case(case: PoolRuleCase, listener: Listener | None = None) -> PoolRun:
-    """Serve a workload; a listener is told of every decision."""
+def run_case(case: PoolRuleCase) -> PoolRun:
+    """Serve a workload."""
     world = PoolWorld(
         case.workload.draw(),
         case.rule.make(case.devices),
         case.rule.degrees,
         devices=case.devices,
         subsets=case.rule.groups(case.devices),
-        listener=listener,
     )
     outcomes = world.run()
     summary = summarise(outcomes, case.devices, world.decisions)

@@ -49,29 +49,24 @@ EAGER: Final = 1.1
 """What an engine that is not compiled adds to a step of several devices, and by which factor all steps take longer."""
 
 
-def step_s(degree: int, tokens: float, computed: float | None = None) -> float:
-    """Seconds of one row's step on so many H100s, compiled.
+@cache
+def step_s(parts: tuple[tuple[int, int], ...], degree: int, *, eager: bool = True) -> float:
+    """Seconds of a step on so many H100s.
 
     Args:
+        parts: of each row the tokens of its picture that it computes, and all of them.
         degree: devices that share it.
-        tokens: of its picture.
-        computed: those of the picture that it computes; default all.
+        eager: whether the engine is not compiled: the machine ``h100-eager``.
     """
-    own, every = TEXT + (tokens if computed is None else computed), TEXT + tokens
-    return batch_s(degree, own, LINEAR * own + PAIR * own * every)
-
-
-def batch_s(degree: int, own: float, operations: float) -> float:
-    """Seconds of a step that computes `own` tokens, all rows' text among them, in so many `operations`."""
+    own = sum(TEXT + computed for computed, _ in parts)
+    operations = sum(
+        LINEAR * (TEXT + computed) + PAIR * (TEXT + computed) * (TEXT + tokens) for computed, tokens in parts
+    )
     share = own / degree
     rate = RATE * share / (share + HALF_RATE_TOKENS)
     moved = TOKEN_BYTES * share * (degree - 1) / degree / LINK
-    return FIXED_S + operations / degree / rate + (BLOCKS * (CALLS_S + moved) if degree > 1 else 0.0)
-
-
-def eager_s(degree: int, tokens: float, computed: float | None = None) -> float:
-    """:func:`step_s` of an engine that is not compiled: the machine ``h100-eager``."""
-    return EAGER * (step_s(degree, tokens, computed) + (EAGER_S if degree > 1 else 0.0))
+    alone = FIXED_S + operations / degree / rate + (BLOCKS * (CALLS_S + moved) if degree > 1 else 0.0)
+    return EAGER * (alone + (EAGER_S if degree > 1 else 0.0)) if eager else alone
 
 
 # What steps of a simulated pool's rows take: alone, moved to other devices, and together.
@@ -84,7 +79,7 @@ MOST_ROWS: Final = 8
 @cache
 def times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
     """Seconds of a step by degree, on ``h100-eager``."""
-    return {k: eager_s(k, size.tokens, size.computed) for k in degrees}
+    return {k: step_s(((size.computed, size.tokens),), k) for k in degrees}
 
 
 @cache
@@ -95,17 +90,7 @@ def moved_times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
 
 def shared_s(parts: Sequence[tuple[PoolRowSize, bool]], degree: int) -> float:
     """Seconds of a step of several rows, each of which computes its tokens or, where told so, all of its picture."""
-    return _shared_s(tuple(sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)), degree)
-
-
-@cache
-def _shared_s(parts: tuple[tuple[int, int], ...], degree: int) -> float:
-    own = sum(TEXT + computed for computed, _ in parts)
-    operations = sum(
-        LINEAR * (TEXT + computed) + PAIR * (TEXT + computed) * (TEXT + tokens) for computed, tokens in parts
-    )
-    alone = batch_s(degree, own, operations)
-    return EAGER * (alone + (EAGER_S if degree > 1 else 0.0))
+    return step_s(tuple(sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)), degree)
 
 
 def together(rows: Sequence[PoolRow], degree: int) -> float | None:
@@ -144,12 +129,7 @@ class DerivedStep:
 
     def seconds(self, degree: int, *, eager: bool) -> float:
         """By the formula."""
-        own, every = TEXT + self.computed, TEXT + self.image
-        operations = self.rows * (LINEAR * own + PAIR * own * every)
-        alone = batch_s(degree, self.rows * own, operations)
-        if not eager:
-            return alone
-        return EAGER * (alone + (EAGER_S if degree > 1 else 0.0))
+        return step_s(((self.computed, self.image),) * self.rows, degree, eager=eager)
 
     @property
     def features(self) -> tuple[float, ...]:

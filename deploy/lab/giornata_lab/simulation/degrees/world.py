@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart, Times
+from giornata.scheduling.degrees.pool import Devices, PoolRow, PoolRule, StepStart, Times
 from giornata_lab.simulation.degrees import step_times
 from giornata_lab.simulation.degrees.workloads import PoolRequest
 
@@ -79,10 +79,6 @@ class _Row:
         )
 
 
-Listener = Callable[[float, Sequence[PoolRow], AbstractSet[int], PoolDecision], None]
-"""Called after each decision with all that the rule was told, and what it said."""
-
-
 class PoolWorld:
     """A pool of equal devices that serves the requests of a run."""
 
@@ -94,7 +90,6 @@ class PoolWorld:
         *,
         devices: int = 8,
         subsets: AbstractSet[Devices] | None = None,
-        listener: Listener | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -104,9 +99,8 @@ class PoolWorld:
             degrees: that the profile knows; those above `devices` are left out.
             devices: of the pool.
             subsets: those that may compute a step together; default all.
-            listener: is told of every decision.
         """
-        self._rule, self._subsets, self._listener = rule, subsets, listener
+        self._rule, self._subsets = rule, subsets
         self._degrees = tuple(degree for degree in degrees if degree <= devices)
         self._free = set(range(devices))
         self._rows: dict[Hashable, _Row] = {}
@@ -151,11 +145,8 @@ class PoolWorld:
 
     def _decide(self, now: float) -> None:
         rows = [row.seen() for row in self._rows.values()]
-        free = frozenset(self._free)
-        decision = self._rule.decide(now, rows, free)
+        decision = self._rule.decide(now, rows, frozenset(self._free))
         self.decisions += 1
-        if self._listener:
-            self._listener(now, rows, free, decision)
         for begin in decision.begins:
             self._begin(now, begin)
         self._idle = 0 if self._ends or self._arriving else self._idle + 1

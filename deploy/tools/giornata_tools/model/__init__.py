@@ -1,1 +1,0 @@
-"""Small models with random weights, for `giornata up --family` and for tests."""
