@@ -110,13 +110,7 @@ class LiveStack:
     async def _crash(self, server: str) -> None:
         stack = self._stack
         stack.keep_up = True
-        process = stack._processes[server]
-        os.kill(process.pid, signal.SIGKILL)
-        await process.ended.wait()
-        await stack.watch.until(
-            lambda _: stack._processes.get(server) not in {None, process}, HUNG_S, lambda _: "it is gone"
-        )
-        await stack._processes[server].announced(HUNG_S)
+        await kill_server(stack, server)
         stack.keep_up = False
 
     async def terminate(self, instance: str) -> int:
@@ -135,6 +129,19 @@ class LiveStack:
 
     async def _elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+async def kill_server(stack: Stack, server: str) -> None:
+    """SIGKILL to a server of a stack that keeps itself up; returns when its successor listens."""
+    killed = stack.process(server)
+    os.kill(killed.pid, signal.SIGKILL)
+    await killed.ended.wait()
+    await stack.watch.until(
+        lambda _: server in stack.servers and stack.process(server) is not killed,
+        HUNG_S,
+        lambda _: "it is gone",
+    )
+    await stack.process(server).announced(HUNG_S)
 
 
 @contextmanager

@@ -62,11 +62,11 @@ class FakeDenoiser:
         self.news = News()
         self._bus = bus
         self._records = records
-        self._step_s = step_s
+        self.step_s = step_s
         self._capacity = capacity
-        self._running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
+        self.running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
         self._computing: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._silent = asyncio.Event()
+        self.silent = asyncio.Event()
         self.gone = asyncio.Event()
         """Set as a silent worker's connection ends; clear until then for one that is frozen."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,9 +86,9 @@ class FakeDenoiser:
 
     def _cancel(self, message: CancelRows) -> None:
         key = message.job_id, message.attempt
-        if message.hand_back and key in self._running:
+        if message.hand_back and key in self.running:
             self._computing[key].cancel()
-            self._tasks.add(asyncio.create_task(self._hand_back(*self._running.pop(key)), name="rows"))
+            self._tasks.add(asyncio.create_task(self._hand_back(*self.running.pop(key)), name="rows"))
         self.cancelled.append(message.job_id)
         self.news.tell()
 
@@ -108,7 +108,7 @@ class FakeDenoiser:
 
     def fall_silent(self) -> None:
         """No more telemetry or reports, but a connection that stays, as of a process that is stopped."""
-        self._silent.set()
+        self.silent.set()
         for task in self._tasks:
             if task.get_name() != "life":
                 task.cancel()
@@ -119,7 +119,7 @@ class FakeDenoiser:
         for task in self._tasks:
             if task.get_name() == "rows":
                 task.cancel()
-        for request, step in list(self._running.values()):
+        for request, step in list(self.running.values()):
             await self._hand_back(request, step)
 
     async def _hand_back(self, request: RunRequest, step: int) -> None:
@@ -136,7 +136,7 @@ class FakeDenoiser:
             self._bus.answer(run, record),
         ):
             async with telemetry(self._bus, 10, self._state):
-                await self._silent.wait()
+                await self.silent.wait()
             await self.gone.wait()
 
     async def _take(self, request: RunRequest) -> RunReply:
@@ -155,15 +155,15 @@ class FakeDenoiser:
         steps = request.job.denoising_steps
         first = max((row.resume.step for row in request.rows if row.resume), default=0)
         for step in range(first, steps):
-            self._running[request.job.job_id, request.attempt] = (request, step)
+            self.running[request.job.job_id, request.attempt] = (request, step)
             self.news.tell()
-            await asyncio.sleep(self._step_s)
+            await asyncio.sleep(self.step_s)
             await self.going.wait()
             event = StepEvent(
                 job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps
             )
             await self._bus.publish(self._subject(request, EventKind.STEP), event)
-        self._running.pop((request.job.job_id, request.attempt), None)
+        self.running.pop((request.job.job_id, request.attempt), None)
         poison = ErrorBody(code="row_poisoned", message="not finite")
         await self._report_rows(
             request,
@@ -197,7 +197,7 @@ class FakeDenoiser:
     def _state(self) -> ServiceState:
         rows = tuple(
             RowProgress(job_id=job, attempt=attempt, index=row.index, step=step, steps=4, tokens=16)
-            for (job, attempt), (request, step) in self._running.items()
+            for (job, attempt), (request, step) in self.running.items()
             for row in request.rows
         )
         return ServiceState(

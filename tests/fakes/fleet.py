@@ -43,6 +43,16 @@ CARD = ModelCard(
     default_guidance_scale=30.0,
     default_strength=1.0,
 )
+PAINTER = CARD.model_copy(
+    update={
+        "name": "painter",
+        "family": Family.FLUX_INPAINT,
+        "digest": "f" * 64,
+        "tasks": (Task.EDIT, Task.GENERATE),
+        "generation_guidance_scale": 3.5,
+    }
+)
+"""A model that also makes pictures from text."""
 SDXL = CARD.model_copy(
     update={
         "name": "sdxl",

@@ -23,7 +23,6 @@ from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, 
 from giornata.wire.jobs import (
     BlobRef,
     Encoding,
-    Inspection,
     Job,
     JobState,
     PromptTokens,
@@ -62,23 +61,13 @@ from giornata_router.fleet_reports import StepRates, report, summary
 from tests.fakes import fleet
 from tests.patience import HUNG_MS
 
-CARD = fleet.CARD.model_copy(update={"default_steps": 3})
+CARD, PAINTER = (card.model_copy(update={"default_steps": 3}) for card in (fleet.CARD, fleet.PAINTER))
 STAGES = StageTimes(prepare=10, queue=20, denoise=30, finish=40)
 COMPUTE = ComputeTimes(inspect=1, encode=2, denoise=3, decode=4, paste=5)
 _NO_BLOB = BlobRef(key="none", size_bytes=0, sha256="0" * 64)
-INSPECTION = Inspection(
-    width=64,
-    height=48,
-    has_alpha=False,
-    model_width=64,
-    model_height=48,
-    output_width=64,
-    output_height=48,
-    tokens=12,
-    compute_tokens=5,
-    mask_ratio=5 / 12,
-    template_key="t",
-    prepared=_NO_BLOB,
+INSPECTION = fleet.INSPECTION.model_copy(
+    update={"height": 48, "model_height": 48, "output_height": 48}
+    | {"tokens": 12, "compute_tokens": 5, "mask_ratio": 5 / 12, "prepared": _NO_BLOB}
 )
 
 
@@ -186,6 +175,11 @@ class FakeRouter:
         for each in fields(self):
             if each.name not in {"bus", "blobs", "records", "tasks"}:
                 setattr(self, each.name, getattr(opened, each.name))
+
+    def go_on(self) -> None:
+        """Let jobs that wait at their first step take the others."""
+        assert self.hold is not None
+        self.hold.set()
 
     async def _forecast(self, request: JobEstimateRequest) -> JobEstimate:
         steps = tuple((row.index, row.step) for row in self.progress if row.job_id == request.job_id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -20,6 +20,7 @@ from giornata.config import new_instance
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.jobs import JobRecord
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
@@ -27,8 +28,17 @@ from tests.configs import configured
 from tests.integration.fake_router import FakeRouter
 from tests.patience import HUNG_S
 
+T = TypeVar("T")
 MEMORY_BLOBS: Final = "redis://memory"
 """In the place of a blob store's address: the router and its gateways share a store in memory."""
+
+
+class ListedBlobs(MemoryBlobs):
+    """Tells what it holds."""
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._blobs)
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,10 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
     def expect(self, status: int) -> Answer:
         assert self.status == status, self.text
         return self
@@ -58,12 +72,42 @@ class Answer:
     @property
     def code(self) -> tuple[int, str]:
         """Status and code of an error."""
-        return self.status, self.json["error"]["code"]
+        return self.status, self.error["code"]
 
     @property
     def fault(self) -> tuple[int, str]:
         """Status of an error, and the field at fault."""
-        return self.status, self.json["error"]["param"]
+        return self.status, self.error["param"]
+
+    @property
+    def refusal(self) -> tuple[int, str, str | None]:
+        """Status and code of an error, and the field at fault."""
+        return self.status, self.error["code"], self.error["param"]
+
+    @property
+    def content_type(self) -> str:
+        return self.headers["Content-Type"].partition(";")[0]
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it is that of an earlier request under the same key."""
+        return self.headers.get("Idempotent-Replayed") == "true"
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that it says have changed nothing."""
+        told = self.headers.get("X-Giornata-Ignored", "")
+        return told.split(", ") if told else []
+
+
+def multipart(*files: tuple[str, bytes], **fields: str) -> aiohttp.FormData:
+    """A form of files by their fields, and of texts."""
+    form = aiohttp.FormData(default_to_multipart=True)
+    for name, data in files:
+        form.add_field(name, io.BytesIO(data), filename=f"{name}.png", content_type="image/png")
+    for name, value in fields.items():
+        form.add_field(name, value)
+    return form
 
 
 @dataclass
@@ -80,15 +124,16 @@ class Stage:
     serving: asyncio.Task[None]
 
     def form(
-        self, image: bytes = b"picture", mask: bytes | None = b"mask", /, **fields: str
+        self,
+        image: bytes | None = b"picture",
+        mask: bytes | None = b"mask",
+        /,
+        *more: tuple[str, bytes],
+        **fields: str,
     ) -> aiohttp.FormData:
-        form = aiohttp.FormData()
-        form.add_field("image", io.BytesIO(image), filename="image.png", content_type="image/png")
-        if mask is not None:
-            form.add_field("mask", io.BytesIO(mask), filename="mask.png", content_type="image/png")
-        for name, value in ({"prompt": "a red star"} | fields).items():
-            form.add_field(name, value)
-        return form
+        """The form of an edit, with files of other names, too."""
+        files = [(name, data) for name, data in (("image", image), ("mask", mask)) if data is not None]
+        return multipart(*files, *more, **{"prompt": "a red star"} | fields)
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
         async with self.http.request(method, path, **options) as response:
@@ -100,8 +145,23 @@ class Stage:
     async def post(self, path: str, **options: Any) -> Answer:
         return await self.ask("POST", path, **options)
 
-    async def edit(self, **fields: str) -> tuple[int, dict[str, Any]]:
-        return (await self.post("/v1/images/edits", data=self.form(**fields))).told
+    async def edit(self, **fields: str) -> Answer:
+        return await self.post("/v1/images/edits", data=self.form(**fields))
+
+    async def begin(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a request, whose job waits at its first step until :meth:`FakeRouter.go_on`."""
+        if self.router.hold is None:
+            self.router.hold = asyncio.Event()
+        self.router.held.clear()
+        task = asyncio.create_task(request)
+        async with asyncio.timeout(HUNG_S):
+            await self.router.held.wait()
+        return task
+
+    async def serve(self, *cards: ModelCard) -> None:
+        """Have the fleet serve these models; on return the gateway knows of it."""
+        self.router.cards = cards
+        await self.router.announce()
 
     async def record(self) -> JobRecord:
         """The record of the latest job."""
@@ -117,7 +177,7 @@ async def open_stage(nats_url: str, redis_url: str, folder: Path, **options: Any
     """A gateway with `options`, listening, and a fake router that it has heard of."""
     async with AsyncExitStack() as stack:
         behind = await stack.enter_async_context(bus.connect(nats_url, "fakes"))
-        blobs: BlobStore = MemoryBlobs()
+        blobs: BlobStore = ListedBlobs()
         if redis_url != MEMORY_BLOBS:
             blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         await streams.ensure(behind.jetstream, replicas=1, events_ttl_s=3600)
@@ -140,7 +200,7 @@ async def open_gateway(
         blobs_url=redis_url,
         instance=new_instance("gateway"),
         port=0,
-        port_file=folder / "port",
+        port_file=_port_file(folder),
         telemetry_hz=20,
         **{"notice_s": 0.0} | options,
     )
@@ -184,9 +244,20 @@ async def _heartbeat(router: FakeRouter) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+def _port_file(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder / "port"
+
+
 async def _stopped(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
     stop.set()
     await serving
+
+
+async def leave(request: asyncio.Task[Any]) -> None:
+    """As a client whose connection ends; on return nothing of its request is left here."""
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
 
 
 async def listening_port(port_file: Path) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import redis.asyncio
 from nats.aio.msg import Msg
 
 import giornata.client
-from giornata.blobs import RedisBlobs
 from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
@@ -158,13 +158,15 @@ async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(nats_accou
 
 @pytest.mark.real_nats
 async def test_a_mistake_uploads_nothing(stage: Stage, nats_url: str, redis_url: str) -> None:
-    assert isinstance(stage.router.blobs, RedisBlobs)
-    keys = stage.router.blobs._client.keys
-    before = set(await keys("giornata:*/upload_*"))
-    async with giornata.client.connect(nats_url, blobs_url=redis_url) as client:
+    uploads = "giornata:*/upload_*"
+    async with (
+        redis.asyncio.from_url(redis_url) as store,
+        giornata.client.connect(nats_url, blobs_url=redis_url) as client,
+    ):
+        before = set(await store.keys(uploads))
         with pytest.raises(InvalidField):
             await client.edit(image=b"x" * (7 << 20), prompt="a scarf", n=99)
-    assert set(await keys("giornata:*/upload_*")) <= before, "others' uploads end with their time"
+        assert set(await store.keys(uploads)) <= before, "others' uploads end with their time"
 
 
 async def test_nobody_answers(nats_account: str) -> None:

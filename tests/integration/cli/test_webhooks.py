@@ -31,7 +31,7 @@ async def test_what_was_given_up_is_listed_sent_again_and_removed(
         receiver.answers = [web.Response(status=503) for _ in range(3)]
         ids = []
         for _ in range(3):
-            _, job = await submit(stage, receiver.url)
+            job = (await submit(stage, receiver.url)).json
             ids.append(job["id"])
             await receiver.next()
             await until(stage, job["id"], dead)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import register
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Answer, Stage, open_stage
 from tests.patience import HUNG_S
 
 ALICES, MALLORYS = "sk-alice-1234567", "sk-mallory-12345"
@@ -66,14 +66,10 @@ class Scene:
     """Her tenant."""
     mallorys_inbox: str
 
-    async def told(
-        self, method: str, path: str, key: str = MALLORYS, **options: Any
-    ) -> tuple[int, str, Mapping[str, str]]:
-        """Status, body and headers of an answer."""
+    async def told(self, method: str, path: str, key: str = MALLORYS, **options: Any) -> Answer:
         headers = bearer(key) | options.pop("headers", {})
-        asking = self.stage.http.request(method, path, headers=headers, **options)
-        async with asyncio.timeout(HUNG_S), asking as response:
-            return response.status, await response.text(), response.headers
+        async with asyncio.timeout(HUNG_S):
+            return await self.stage.ask(method, path, headers=headers, **options)
 
     async def over_nats(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> Any:
         """The answer that comes to an inbox; the server of this test lets every client ask, and to any inbox."""
@@ -103,7 +99,7 @@ async def open_scene(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIter
         stage.router.hold = hold = asyncio.Event()
         running = await _job(stage, ANOTHER, wait=False)
         await stage.router.held.wait()
-        _, template = await register(stage, b"Alice's picture", bearer(ALICES))
+        template = (await register(stage, b"Alice's picture", bearer(ALICES))).json
         lora = LoraRecord(
             lora_id=f"lora_{secrets.token_hex(16)}",
             tenant=alice,

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from giornata.blobs import MemoryBlobs
 from giornata_gateway.jobs.preparation import HEADER
-from tests.integration.gateway_fakes import Stage, open_gateway
+from tests.integration.gateway_fakes import Answer, ListedBlobs, Stage, open_gateway
 
 
 def fresh() -> str:
@@ -20,17 +19,14 @@ def fresh() -> str:
 
 async def edit(
     stage: Stage, key: str, path: str = "/v1/images/edits", image: bytes = b"picture", /, **fields: str
-) -> tuple[int, dict[str, Any], bool]:
-    """Status, answer, and whether it is that of an earlier request."""
+) -> Answer:
     form = stage.form(image, **fields)
-    async with stage.http.post(path, data=form, headers={HEADER: key}) as response:
-        return response.status, await response.json(), response.headers.get("Idempotent-Replayed") == "true"
+    return await stage.post(path, data=form, headers={HEADER: key})
 
 
 @asynccontextmanager
 async def second_gateway(stage: Stage, folder: Path, **options: Any) -> AsyncIterator[Stage]:
     """Another gateway in front of the same router."""
-    (folder / "second").mkdir()
     servers = stage.config.nats_url, stage.config.blobs_url
     async with open_gateway(stage.router, *servers, folder / "second", **options) as opened:
         await stage.router.announce()
@@ -45,5 +41,5 @@ def stored(stage: Stage) -> list[str]:
 
 def keys_below(stage: Stage, job_id: str) -> list[str]:
     """All keys of a job's pictures in the blob store in memory."""
-    assert isinstance(stage.router.blobs, MemoryBlobs)
-    return [key for key in stage.router.blobs._blobs if key.startswith(f"default/{job_id}/")]
+    assert isinstance(stage.router.blobs, ListedBlobs)
+    return [key for key in stage.router.blobs.keys if key.startswith(f"default/{job_id}/")]

@@ -18,7 +18,7 @@ from giornata.wire.requests import MaskMode
 from giornata_gateway.http.a1111 import A1111_ROUTES
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Answer, Opening, Stage
 
 IMAGE = base64.b64encode(b"picture").decode()
 MASK = base64.b64encode(b"mask").decode()
@@ -28,35 +28,22 @@ EDIT: dict[str, Any] = {"prompt": "a red star", "init_images": [IMAGE], "mask": 
 @pytest_asyncio.fixture(loop_scope="module")
 async def painter(stage: Stage) -> Stage:
     """A gateway whose fleet has a Fill model, and one with classifier-free guidance that generates."""
-    stage.router.cards = (CARD, SDXL)
-    await stage.router.announce()
+    await stage.serve(CARD, SDXL)
     return stage
 
 
-async def post(stage: Stage, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
-    status, answer, _ = await exchange(stage, path, body, **headers)
-    return status, answer
-
-
-async def exchange(
-    stage: Stage, path: str, body: object, **headers: str
-) -> tuple[int, dict[str, Any], list[str]]:
-    """Status and answer of a request, and the fields that it tells as ignored."""
-    async with stage.http.post(f"/sdapi/v1/{path}", json=body, headers=headers) as response:
-        ignored = response.headers.get("X-Giornata-Ignored", "")
-        return response.status, await response.json(), ignored.split(", ") if ignored else []
+async def post(stage: Stage, path: str, body: object, **headers: str) -> Answer:
+    return await stage.post(f"/sdapi/v1/{path}", json=body, headers=headers)
 
 
 async def get(stage: Stage, path: str, **headers: str) -> Any:
-    async with stage.http.get(path if path[0] == "/" else f"/sdapi/v1/{path}", headers=headers) as response:
-        body = await response.json()
-        assert response.status == 200, body
-        return body
+    asked = path if path[0] == "/" else f"/sdapi/v1/{path}"
+    return (await stage.get(asked, headers=headers)).expect(200).json
 
 
 async def test_an_edit_keeps_its_trace(stage: Stage) -> None:
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
-    assert (await post(stage, "img2img", EDIT, traceparent=trace))[0] == 200
+    assert (await post(stage, "img2img", EDIT, traceparent=trace)).status == 200
     assert (await stage.record()).job.traceparent == trace
 
 
@@ -75,8 +62,7 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
         "width": 512,
         "height": 512,
     }
-    status, answer = await post(stage, "img2img", asked)
-    assert status == 200, answer
+    answer = (await post(stage, "img2img", asked)).expect(200).json
     assert [base64.b64decode(image) for image in answer["images"]] == [picture_of(0), picture_of(1)]
     assert answer["parameters"]["prompt"] == "a red star"
     assert "init_images" not in answer["parameters"]
@@ -123,7 +109,7 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
 async def test_what_has_no_meaning_is_refused_by_its_name(
     stage: Stage, change: dict[str, Any], code: str, field: str | None, received: str | None
 ) -> None:
-    status, answer = await post(stage, "img2img", EDIT | change)
+    status, answer = (await post(stage, "img2img", EDIT | change)).told
     error = answer["error"]
     assert 400 <= status < 500, answer
     assert error["code"] == code, answer
@@ -136,10 +122,8 @@ async def test_what_has_no_meaning_is_refused_by_its_name(
 
 async def test_a_failed_job_names_a1111s_field(stage: Stage) -> None:
     stage.router.failure = SizeMismatch(field="size", received="64x64", accepted="64x48")
-    status, answer = await post(
-        stage, "img2img", EDIT | {"inpaint_full_res": False, "width": 64, "height": 64}
-    )
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "size_mismatch", "width")
+    answer = await post(stage, "img2img", EDIT | {"inpaint_full_res": False, "width": 64, "height": 64})
+    assert answer.refusal == (400, "size_mismatch", "width")
     assert (await stage.record()).job.parameters.size == "64x64"
 
 
@@ -153,10 +137,7 @@ async def test_controlnets_are_units_of_the_extension(stage: Stage) -> None:
         webuiapi.ControlNetUnit(module="canny", model="outline").to_dict(),
         {"enabled": False, "model": "none", "module": "openpose"},
     ]
-    status, answer = await post(
-        stage, "img2img", EDIT | {"alwayson_scripts": {"ControlNet": {"args": units}}}
-    )
-    assert status == 200, answer
+    (await post(stage, "img2img", EDIT | {"alwayson_scripts": {"ControlNet": {"args": units}}})).expect(200)
     job = (await stage.record()).job
     seen, made = job.controls
     assert (seen.model, seen.image, seen.annotator, seen.scale, seen.end) == ("outline", 0, None, 0.5, 0.8)
@@ -165,39 +146,34 @@ async def test_controlnets_are_units_of_the_extension(stage: Stage) -> None:
 
 
 async def test_options_are_not_kept(painter: Stage) -> None:
-    status, answer = await post(painter, "options", {"sd_model_checkpoint": "tiny"})
-    assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
-    painter.router.cards = (CARD,)
-    await painter.router.announce()
+    answer = await post(painter, "options", {"sd_model_checkpoint": "tiny"})
+    assert answer.fault == (400, "sd_model_checkpoint")
+    await painter.serve(CARD)
     assert (await get(painter, "options"))["sd_model_checkpoint"] == "tiny [dddddddddd]"
     for title in ("tiny", "tiny [dddddddddd]", "d" * 10):
-        assert await post(painter, "options", {"sd_model_checkpoint": title}) == (200, {})
-    status, answer = await post(painter, "options", {"sd_model_checkpoint": "sdxl"})
-    assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
+        assert (await post(painter, "options", {"sd_model_checkpoint": title})).told == (200, {})
+    answer = await post(painter, "options", {"sd_model_checkpoint": "sdxl"})
+    assert answer.fault == (400, "sd_model_checkpoint")
 
 
 async def test_options_may_name_a_model_by_its_alias(opening: Opening) -> None:
     aliases = "sdxl=tiny, lost=away, again=sdxl"
     async with opening(model_aliases=aliases) as stage:
         for name, expected in (("tiny", 200), ("sdxl", 200), ("lost", 400), ("again", 400), ("other", 400)):
-            assert (await post(stage, "options", {"sd_model_checkpoint": name}))[0] == expected
+            assert (await post(stage, "options", {"sd_model_checkpoint": name})).status == expected
         for name, stands in (("lost", "away"), ("again", "sdxl")):
-            status, answer = await post(
+            answer = await post(
                 stage, "txt2img", {"prompt": "x", "override_settings": {"sd_model_checkpoint": name}}
             )
-            assert (status, answer["error"]["code"]) == (404, "model_not_found")
-            assert f"stands for {stands}. Served: tiny" in answer["error"]["message"]
+            assert answer.code == (404, "model_not_found")
+            assert f"stands for {stands}. Served: tiny" in answer.error["message"]
 
 
 async def test_a_gateway_may_be_without_it(opening: Opening) -> None:
     async with opening(a1111=False) as stage:
         assert (await stage.get("/sdapi/v1/options")).status == 404
-        async with stage.http.get("/openapi.json") as response:
-            assert not [
-                path
-                for path in (await response.json())["paths"]
-                if path.startswith(("/sdapi", "/controlnet"))
-            ]
+        answer = await stage.get("/openapi.json")
+        assert not [path for path in answer.json["paths"] if path.startswith(("/sdapi", "/controlnet"))]
 
 
 async def test_answers_are_as_documented(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from giornata.wire.models import Sampler, Task
 from giornata.wire.requests import EditParameters
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD
-from tests.integration.gateway.test_a1111 import EDIT, exchange, get, post
+from tests.integration.gateway.test_a1111 import EDIT, get, post
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_S
 
@@ -70,25 +70,22 @@ FORGE: dict[str, Any] = {
 
 
 async def painted(stage: Stage, body: dict[str, Any]) -> tuple[EditParameters, list[str]]:
-    status, answer, ignored = await exchange(stage, "txt2img", body)
-    assert status == 200, answer
-    assert json.loads(answer["info"])["prompt"] == body["prompt"]
-    return (await stage.record()).job.parameters, ignored
+    answer = (await post(stage, "txt2img", body)).expect(200)
+    assert json.loads(answer.json["info"])["prompt"] == body["prompt"]
+    return (await stage.record()).job.parameters, answer.ignored
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def flux(stage: Stage) -> Stage:
     """A gateway whose fleet serves Flux alone."""
-    stage.router.cards = (FLUX,)
-    await stage.router.announce()
+    await stage.serve(FLUX)
     return stage
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def sdxl(stage: Stage) -> Stage:
     """A gateway whose fleet serves SDXL alone."""
-    stage.router.cards = (SDXL,)
-    await stage.router.announce()
+    await stage.serve(SDXL)
     return stage
 
 
@@ -125,15 +122,15 @@ async def test_sillytaverns_body_means_its_sampler_where_a_model_has_it(sdxl: St
 async def test_what_sillytaverns_user_chose_is_refused_where_it_would_change_the_picture(
     sdxl: Stage, change: dict[str, Any], field: str
 ) -> None:
-    status, answer, ignored = await exchange(sdxl, "txt2img", SILLY_TAVERN | change)
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", field)
+    answer = await post(sdxl, "txt2img", SILLY_TAVERN | change)
+    assert answer.refusal == (400, "invalid_field", field)
     assert sdxl.router.jobs == {}
-    assert "auth" in ignored or field != "alwayson_scripts.ADetailer"
+    assert "auth" in answer.ignored or field != "alwayson_scripts.ADetailer"
 
 
 async def test_open_webuis_requests_are_accepted(flux: Stage) -> None:
     options = await get(flux, "options")
-    assert await post(flux, "options", options | {"sd_model_checkpoint": "tiny"}) == (200, {})
+    assert (await post(flux, "options", options | {"sd_model_checkpoint": "tiny"})).told == (200, {})
     parameters, ignored = await painted(flux, OPEN_WEBUI)
     assert (parameters.num_inference_steps, ignored) == (50, ["cfg_scale", "sampler_name"])
 
@@ -146,12 +143,11 @@ async def test_forges_body_of_flux_is_accepted_and_ignores_nothing(flux: Stage) 
 
 async def test_emphasis_of_one_request_is_not_that_of_the_next(flux: Stage) -> None:
     body = OPEN_WEBUI | {"prompt": "a (red:1.3) star"}
-    assert (await post(flux, "txt2img", body))[0] == 400
+    assert (await post(flux, "txt2img", body)).status == 400
     settings = {"override_settings": {"emphasis": "Ignore"}}
-    assert (await exchange(flux, "txt2img", body | settings))[0] == 200
+    assert (await post(flux, "txt2img", body | settings)).status == 200
     assert (await flux.record()).job.parameters.prompt == "a red star"
-    status, answer = await post(flux, "options", {"emphasis": "Ignore"})
-    assert (status, answer["error"]["param"]) == (400, "emphasis")
+    assert (await post(flux, "options", {"emphasis": "Ignore"})).fault == (400, "emphasis")
 
 
 async def test_a_listed_controlnet_is_a_units_model(stage: Stage) -> None:
@@ -166,8 +162,10 @@ async def test_a_listed_controlnet_is_a_units_model(stage: Stage) -> None:
         "low_vram": True,
     }
     scripts = {"alwayson_scripts": {"ControlNet": {"args": [unit]}}}
-    status, answer, ignored = await exchange(stage, "img2img", EDIT | scripts)
-    assert (status, ignored) == (200, ["alwayson_scripts.controlnet.args.0.low_vram"]), answer
+    answer = await post(stage, "img2img", EDIT | scripts)
+    assert (answer.status, answer.ignored) == (200, ["alwayson_scripts.controlnet.args.0.low_vram"]), (
+        answer.text
+    )
     assert [use.model for use in (await stage.record()).job.controls] == ["outline"]
 
 
@@ -181,8 +179,7 @@ async def test_skip_cancels_the_oldest_job_alone(stage: Stage) -> None:
         newer = group.create_task(post(stage, "img2img", EDIT | {"seed": 8}))
         async with asyncio.timeout(HUNG_S):
             await stage.router.held.wait()
-        assert await post(stage, "skip", None) == (200, {})
-        status, answer = await oldest
-        assert (status, answer["error"]["code"]) == (409, "job_cancelled")
-        stage.router.hold.set()
-        assert (await newer)[0] == 200
+        assert (await post(stage, "skip", None)).told == (200, {})
+        assert (await oldest).code == (409, "job_cancelled")
+        stage.router.go_on()
+        assert (await newer).status == 200

@@ -61,13 +61,11 @@ async def test_a_prompt_names_the_tenants_loras(doors: Stage) -> None:
     assert [(one["name"], one["alias"]) for one in await get(doors, "loras", **alice)] == [("rims", LORA)]
     assert await get(doors, "loras", **bob) == []
     asked = EDIT | {"prompt": "a red <lora:rims:0.5> star"}
-    status, answer = await post(doors, "img2img", asked, **alice)
-    assert status == 200, answer
+    (await post(doors, "img2img", asked, **alice)).expect(200)
     job = (await doors.record()).job
     assert job.parameters.prompt == "a red star"
     assert [(use.lora_id, use.scale) for use in job.loras] == [(LORA, 0.5)]
-    status, answer = await post(doors, "img2img", asked, **bob)
-    assert (status, answer["error"]["code"]) == (404, "lora_not_found")
+    assert (await post(doors, "img2img", asked, **bob)).code == (404, "lora_not_found")
 
 
 async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stage) -> None:
@@ -89,11 +87,10 @@ async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stag
         4,
     )
     assert (await get(doors, "progress", **bob))["state"]["job_count"] == 0
-    assert await post(doors, "interrupt", None, **bob) == (200, {})
+    assert (await post(doors, "interrupt", None, **bob)).told == (200, {})
     assert not (await doors.record()).cancel
-    assert await post(doors, "interrupt", None, **alice) == (200, {})
-    status, answer = await waiting
-    assert (status, answer["error"]["code"]) == (409, "job_cancelled")
+    assert (await post(doors, "interrupt", None, **alice)).told == (200, {})
+    assert (await waiting).code == (409, "job_cancelled")
     assert (await doors.record()).state is JobState.CANCELLED
     assert (await get(doors, "progress", **alice))["state"]["job_count"] == 0
 
@@ -116,16 +113,15 @@ async def test_every_route_wants_a_key(doors: Stage) -> None:
 
 
 async def test_a_password_is_no_key_elsewhere(doors: Stage) -> None:
-    async with doors.http.get("/v1/models", headers={"Authorization": basic("sk-alice-123")}) as response:
-        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+    answer = await doors.get("/v1/models", headers={"Authorization": basic("sk-alice-123")})
+    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 async def test_a_page_of_another_site_cannot_use_a_password_that_the_browser_remembers(doors: Stage) -> None:
     foreign = {"Sec-Fetch-Site": "cross-site"}
-    status, answer = await post(doors, "interrupt", None, Authorization=basic("sk-alice-123"), **foreign)
-    assert (status, answer["error"]["code"]) == (403, "cross_site")
-    status, _ = await post(doors, "interrupt", None, Authorization="Bearer sk-alice-123", **foreign)
-    assert status == 200
+    answer = await post(doors, "interrupt", None, Authorization=basic("sk-alice-123"), **foreign)
+    assert answer.code == (403, "cross_site")
+    (await post(doors, "interrupt", None, Authorization="Bearer sk-alice-123", **foreign)).expect(200)
 
 
 async def test_where_every_page_may_call_none_uses_a_remembered_password(
@@ -135,5 +131,4 @@ async def test_where_every_page_may_call_none_uses_a_remembered_password(
     page = {"Sec-Fetch-Site": "cross-site", "Origin": "https://any.example"}
     async with opening(api_keys_file=keys, cors_origins="*") as stage:
         for key, expected in (("Bearer sk-alice-123", 200), (basic("sk-alice-123"), 403)):
-            status, answer = await post(stage, "interrupt", None, Authorization=key, **page)
-            assert status == expected, answer
+            assert (await post(stage, "interrupt", None, Authorization=key, **page)).status == expected

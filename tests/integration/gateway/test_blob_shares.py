@@ -60,38 +60,36 @@ async def test_a_tenant_with_its_share_is_refused_by_name_and_others_are_served(
     options = {"api_keys_file": write_keys(tmp_path, KEYS)}
     async with (
         open_stage(nats_url, store, tmp_path, **options) as stage,
-        open_gateway(stage.router, nats_url, store, other_folder(tmp_path), **options) as other,
+        open_gateway(stage.router, nats_url, store, tmp_path / "other", **options) as other,
     ):
-        while (answer := await edit(stage, ALICE, bytes(MIB)))[0] == 200:
+        while (answer := await edit(stage, ALICE, bytes(MIB))).status == 200:
             pass
-        status, body = answer
-        assert (status, body["error"]["code"]) == (503, "blob_store_full")
-        assert " of alice, " in body["error"]["received"]
-        assert body["error"]["accepted"] == f"{32 * MIB} bytes, shared by all tenants"
+        assert answer.code == (503, "blob_store_full")
+        assert " of alice, " in answer.error["received"]
+        assert answer.error["accepted"] == f"{32 * MIB} bytes, shared by all tenants"
         metrics = await told(stage)
         assert 'giornata_shared_pool_outcomes_total{outcome="refused",pool="blobs",tenant="alice"}' in metrics
         assert float(metrics.partition('giornata_shared_pool_limit{pool="blobs"} ')[2].split()[0]) == 32 * MIB
-        assert (await edit(other, ALICE, bytes(MIB)))[0] == 503, "another gateway finds the same"
+        assert (await edit(other, ALICE, bytes(MIB))).status == 503, "another gateway finds the same"
         for gateway in (stage, other):
-            assert (await edit(gateway, BOB, bytes(MIB)))[0] == 200
+            assert (await edit(gateway, BOB, bytes(MIB))).status == 200
         assert (await stage.get("/readyz")).status == 200
 
         async with redis.asyncio.from_url(store) as client:
             await client.delete(*await client.keys("giornata:alice/*"))
-        assert (await edit(stage, ALICE, bytes(MIB)))[0] == 200
+        assert (await edit(stage, ALICE, bytes(MIB))).status == 200
 
 
 async def test_a_generation_is_refused_too_where_its_tenant_has_its_share(
     nats_url: str, store: str, blobs: RedisBlobs, tmp_path: Path
 ) -> None:
     async with open_stage(nats_url, store, tmp_path, api_keys_file=write_keys(tmp_path, KEYS)) as stage:
-        stage.router.cards = (CARD, FLUX)
-        await stage.router.announce()
+        await stage.serve(CARD, FLUX)
         await fill(blobs, f"job_{'1' * 24}/alice")  # results go further than the door lets anything in
         for headers, expected in ((ALICE, 503), (BOB, 200)):
             asked = {"prompt": "a red star"}
-            async with stage.http.post("/v1/images/generations", json=asked, headers=headers) as response:
-                assert response.status == expected, await response.text()
+            answer = await stage.post("/v1/images/generations", json=asked, headers=headers)
+            assert answer.status == expected
 
 
 async def test_what_stages_make_goes_on_where_the_door_is_closed_and_leaves_an_eighth_to_others(
@@ -141,8 +139,3 @@ async def test_a_server_that_does_not_tell_has_no_shares(store: str, refused: st
             await blobs.delete(BlobRef(key=f"alice/upload/{gone}", size_bytes=0, sha256=""))
         for _ in range(20):  # in place of what the key had
             await blobs.write("alice/upload/3", bytes(MIB), 600)
-
-
-def other_folder(folder: Path) -> Path:
-    (folder / "other").mkdir()
-    return folder / "other"

@@ -149,9 +149,7 @@ async def test_an_idle_connection_is_closed(opening: Opening) -> None:
 
 async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(opening: Opening) -> None:
     async with opening(head_s=1.0, idle_s=2.0) as stage:
-        stage.router.hold = asyncio.Event()
-        running = asyncio.create_task(stage.edit())
-        await stage.router.held.wait()
+        running = await stage.begin(stage.edit())
         async with connection(stage) as (reader, writer):
             writer.write(PING)
             assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
@@ -159,8 +157,8 @@ async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(opening: Op
         async with connection(stage) as (reader, writer):
             writer.write(PING[:10])
             assert (await everything(reader)).startswith(b"HTTP/1.1 408 "), "as long as a head may take"
-        stage.router.hold.set()
-        assert (await running)[0] == 200
+        stage.router.go_on()
+        assert (await running).status == 200
 
 
 @pytest.mark.parametrize(("pause_s", "status"), [(0.05, b"408"), (0.0, b"200")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from typing import Any
 
@@ -13,18 +12,9 @@ import pytest_asyncio
 import giornata.client
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind, ControlUse
 from giornata.wire.errors import ControlNetNotFound, IdempotencyKeyReused, InvalidField
-from giornata.wire.models import Task
-from tests.integration.fake_router import CARD
-from tests.integration.gateway_fakes import Stage
+from tests.integration.fake_router import CARD, PAINTER
+from tests.integration.gateway_fakes import Answer, Stage
 
-PAINTER = CARD.model_copy(
-    update={
-        "name": "painter",
-        "digest": "f" * 64,
-        "tasks": (Task.EDIT, Task.GENERATE),
-        "generation_guidance_scale": 4.0,
-    }
-)
 OUTLINE = ControlCard(name="outline", digest="o" * 64, kind=ControlKind.FLUX, text_channels=32)
 UNION = ControlCard(name="union", digest="u" * 64, kind=ControlKind.FLUX, text_channels=32, modes=3)
 ASKED = [
@@ -56,19 +46,15 @@ async def kept(stage: Stage) -> tuple[tuple[ControlUse, ...], list[bytes]]:
     return job.controls, [await stage.router.blobs.get(ref) for ref in job.control_images]
 
 
-async def posted(
-    stage: Stage, *parts: tuple[str, bytes], asked: object = (), **fields: str
-) -> tuple[int, Any]:
-    form = stage.form(**{"model": "painter", "controlnets": json.dumps(asked)} | fields)
-    for name, data in parts:
-        form.add_field(name, io.BytesIO(data), filename="control.png", content_type="image/png")
-    return (await stage.post("/v1/jobs", data=form)).told
+async def posted(stage: Stage, *parts: tuple[str, bytes], asked: object = (), **fields: str) -> Answer:
+    named = {"model": "painter", "controlnets": json.dumps(asked)} | fields
+    form = stage.form(b"picture", b"mask", *parts, **named)
+    return await stage.post("/v1/jobs", data=form)
 
 
 async def test_an_edit_brings_their_images_as_parts(controlled: Stage) -> None:
     parts = [("control_image_1", b"two"), ("control_image_0", b"one")]
-    status, answer = await posted(controlled, *parts, asked=ASKED)
-    assert status == 202, answer
+    answer = (await posted(controlled, *parts, asked=ASKED)).expect(202).json
     assert await kept(controlled) == (USES, list(FILES))
     assert [one["model"] for one in answer["controlnets"]] == ["outline", "union"]
 
@@ -114,6 +100,6 @@ async def test_the_nats_door_takes_them(controlled: Stage, nats_url: str) -> Non
 async def test_what_is_wrong_is_told(
     controlled: Stage, parts: list[tuple[str, bytes]], asked: object, status: int, code: str, field: str
 ) -> None:
-    answered, answer = await posted(controlled, *parts, asked=asked)
-    told = answer["error"]
-    assert (answered, told["code"], told["param"]) == (status, code, field), told["message"]
+    answer = await posted(controlled, *parts, asked=asked)
+    told = answer.error
+    assert (answer.status, told["code"], told["param"]) == (status, code, field), told["message"]

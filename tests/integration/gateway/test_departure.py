@@ -16,6 +16,7 @@ import pytest_asyncio
 from giornata.bus.connection import barrier
 from giornata.client import connect
 from giornata.wire.subjects import TEMPLATES, bucket_stream
+from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway.test_templates import get, register
 from tests.integration.gateway_fakes import Stage, listening_port, open_gateway
@@ -32,12 +33,9 @@ HEAD = (
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+async def other(stage: Stage, tmp_path: Path) -> AsyncIterator[Stage]:
     """A second gateway of the same fleet, which gives notice."""
-    folder = tmp_path / "other"
-    folder.mkdir()
-    async with open_gateway(stage.router, nats_url, redis_url, folder, notice_s=8) as opened:
-        await stage.router.announce()
+    async with second_gateway(stage, tmp_path, notice_s=8) as opened:
         async with opened.http.get("/v1/fleet", headers={"Accept": "text/event-stream"}) as response:
             async for line in response.content:
                 if stage.config.instance.encode() in line:
@@ -57,24 +55,22 @@ async def left(stage: Stage) -> None:
 
 
 async def test_requests_are_taken_while_others_do_not_know_yet(other: Stage) -> None:
-    async with other.http.get("/readyz") as response:
-        assert (response.status, response.headers.get("Connection")) == (200, None)
+    answer = await other.get("/readyz")
+    assert (answer.status, answer.headers.get("Connection")) == (200, None)
     other.stop.set()
-    async with other.http.get("/readyz") as response:
-        assert (response.status, response.headers["Connection"]) == (503, "close")
-        assert (await response.json())["missing"] == ["gateway"]
-    async with other.http.post("/v1/images/edits", data=other.form()) as response:
-        assert (response.status, response.headers["Connection"]) == (200, "close")
-    async with other.http.post("/v1/jobs", data=other.form()) as response:
-        assert (response.status, response.headers["Connection"]) == (202, "close")
+    answer = await other.get("/readyz")
+    assert (answer.status, answer.headers["Connection"]) == (503, "close")
+    assert answer.json["missing"] == ["gateway"]
+    answer = await other.post("/v1/images/edits", data=other.form())
+    assert (answer.status, answer.headers["Connection"]) == (200, "close")
+    answer = await other.post("/v1/jobs", data=other.form())
+    assert (answer.status, answer.headers["Connection"]) == (202, "close")
     await left(other)
 
 
 async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> None:
     """There is no other gateway, so that no balancer waits for notice."""
-    stage.router.hold = asyncio.Event()
-    edit = asyncio.create_task(stage.edit())
-    await stage.router.held.wait()
+    edit = await stage.begin(stage.edit())
     idle = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with (
         connection(stage, HEAD + BODY[:20]) as (reader, writer),
@@ -86,8 +82,8 @@ async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> N
         await idle_reader.read()  # it is closed
         assert not edit.done()
         writer.write(BODY[20:])
-        stage.router.hold.set()
-        assert (await edit)[0] == 200
+        stage.router.go_on()
+        assert (await edit).status == 200
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"\r\nConnection: close\r\n" in answer
@@ -95,24 +91,22 @@ async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> N
 
 
 async def test_edits_over_nats_are_finished_and_go_elsewhere(
-    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+    stage: Stage, nats_url: str, tmp_path: Path
 ) -> None:
     stage.router.hold = asyncio.Event()
     async with connect(nats_url) as client:
         edits = [await client.edit(image=b"i", prompt="x") for _ in range(3)]
         stage.stop.set()
         await left(stage)
-        (tmp_path / "next").mkdir()
-        async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "next"):
-            await stage.router.announce()
+        async with second_gateway(stage, tmp_path):
             edits.append(await client.edit(image=b"i", prompt="x"))
-            stage.router.hold.set()
+            stage.router.go_on()
             assert [len((await edit).pictures) for edit in edits] == [1] * 4
             assert len({job.gateway for job in stage.router.jobs.values()}) == 2
 
 
 async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> None:
-    _, told = await register(stage)
+    told = (await register(stage)).json
     nats = stage.router.bus.client
     watched = await nats.subscribe(f"$JS.API.CONSUMER.CREATE.{bucket_stream(TEMPLATES)}")
     await barrier(nats)
@@ -120,9 +114,9 @@ async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> N
     await watched.next_msg(HUNG_S)  # the request has come, and its record is watched
     stage.stop.set()
     async with asyncio.timeout(HUNG_S):
-        status, answer = await waiting
+        answer = (await waiting).expect(200)
         await stage.serving
-    assert (status, answer["state"]) == (200, "recording")
+    assert answer.json["state"] == "recording"
 
 
 async def test_a_gateway_that_knows_of_no_fleet_leaves_edits_over_nats_to_others(
@@ -130,7 +124,6 @@ async def test_a_gateway_that_knows_of_no_fleet_leaves_edits_over_nats_to_others
 ) -> None:
     stage.router.leads = False
     folder = tmp_path / "next"
-    folder.mkdir()
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         opened = open_gateway(stage.router, nats_url, redis_url, folder, submit_window_s=60)
         opening = tasks.create_task(stack.enter_async_context(opened))
@@ -149,8 +142,6 @@ async def test_a_gateway_without_a_router_answers_after_a_while_and_ends_before(
     stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     stage.router.leads = False
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
     async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "one", submit_window_s=0.01):
         pass
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:

@@ -9,19 +9,18 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
+from openai.types import ImagesResponse
 
 from giornata.wire.errors import MaskEmpty, QueueFull, RowPoisoned
 from giornata.wire.jobs import JobState
 from tests.integration.fake_router import COMPUTE, STAGES, picture_of
 from tests.integration.gateway.repeating import stored
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Opening, Stage, leave
 from tests.patience import HUNG_S
 
 
 async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
-    status, answer = await stage.edit(n="2", seed="7", quality="auto", background="auto")
-    assert status == 200, answer
+    answer = (await stage.edit(n="2", seed="7", quality="auto", background="auto")).expect(200).json
     assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(0), picture_of(1)]
     ImagesResponse.model_validate(answer, strict=True)
     assert answer["usage"] == {
@@ -48,45 +47,6 @@ async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
     assert job.parameters.guidance_scale == 30.0
 
 
-async def test_the_official_client_streams_an_edit(stage: Stage) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
-        stage.router.steps_when = asyncio.Event()
-        stream = await client.images.edit(
-            image=("photo.png", b"picture"), prompt="a scarf", stream=True, extra_body={"progress": True}
-        )
-        stage.router.steps_when.set()
-        events: list[Any] = [event async for event in stream]
-    steps = [event.step for event in events if getattr(event, "step", None)]
-    assert steps == [1, 2, 3]
-    completed = events[-1]
-    assert isinstance(completed, ImageEditCompletedEvent)
-    ImageEditCompletedEvent.model_validate(completed.model_dump(), strict=True)
-    assert base64.b64decode(completed.b64_json) == picture_of(0)
-
-
-async def test_the_official_client_is_shown_partial_images(stage: Stage) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
-        stage.router.steps_when = asyncio.Event()
-        stream = await client.images.edit(
-            image=("photo.png", b"picture"), prompt="a scarf", stream=True, partial_images=2
-        )
-        stage.router.steps_when.set()
-        events: list[Any] = [event async for event in stream]
-        shown = [event for event in events if event.type == "image_edit.partial_image"]
-        for event in shown:
-            assert isinstance(event, ImageEditPartialImageEvent)
-            ImageEditPartialImageEvent.model_validate(event.model_dump(), strict=True)
-        assert [event.partial_image_index for event in shown] == [0, 1]
-        assert [base64.b64decode(event.b64_json) for event in shown] == [b"\xff\xd8\0\1", b"\xff\xd8\0\2"]
-        assert [(event.size, event.output_format, event.background) for event in shown] == [
-            ("8x6", "jpeg", "opaque")
-        ] * 2
-        assert events[-1].type == "image_edit.completed"
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.images.edit(image=b"picture", prompt="a scarf", partial_images=2)
-        assert refused.value.param == "partial_images"
-
-
 async def test_the_official_client_raises_what_the_job_failed_with(stage: Stage) -> None:
     stage.router.failure = MaskEmpty()
     async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
@@ -101,18 +61,17 @@ async def test_the_official_client_raises_what_the_job_failed_with(stage: Stage)
 
 
 async def test_links_and_raw_pictures(stage: Stage) -> None:
-    _, answer = await stage.edit(response_format="url", n="2")
+    answer = (await stage.edit(response_format="url", n="2")).json
     assert (await stage.get(answer["data"][1]["url"])).body == picture_of(1)
     data = stage.form(output_format="webp")
-    async with stage.http.post("/v1/images/edits", data=data, headers={"Accept": "image/webp"}) as response:
-        assert response.content_type == "image/webp"
-        assert await response.read() == picture_of(0)
+    answer = await stage.post("/v1/images/edits", data=data, headers={"Accept": "image/webp"})
+    assert answer.content_type == "image/webp"
+    assert answer.body == picture_of(0)
 
 
 async def test_a_picture_that_fails_does_not_take_the_others_with_it(stage: Stage) -> None:
     stage.router.row_errors = {0: RowPoisoned()}
-    status, answer = await stage.edit(n="2", seed="3")
-    assert status == 200
+    answer = (await stage.edit(n="2", seed="3")).expect(200).json
     assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(1)]
     assert answer["giornata"]["seeds"] == [4]
     assert [(e["index"], e["error"]["code"]) for e in answer["giornata"]["errors"]] == [(0, "row_poisoned")]
@@ -130,26 +89,21 @@ async def test_a_picture_that_fails_does_not_take_the_others_with_it(stage: Stag
 async def test_bad_fields_are_refused_by_name(
     stage: Stage, fields: dict[str, str], code: str, param: str
 ) -> None:
-    status, answer = await stage.edit(**fields)
-    assert status == (404 if code == "model_not_found" else 400)
-    assert (answer["error"]["code"], answer["error"]["param"]) == (code, param), answer
+    answer = await stage.edit(**fields)
+    assert answer.status == (404 if code == "model_not_found" else 400)
+    assert (answer.error["code"], answer.error["param"]) == (code, param), answer.text
     assert not stage.router.jobs
 
 
 async def test_bad_bodies_are_refused(stage: Stage) -> None:
     async def code_of(**request: Any) -> tuple[int, str, str | None]:
-        async with stage.http.post("/v1/images/edits", **request) as response:
-            error = (await response.json())["error"]
-            return response.status, error["code"], error["param"]
+        return (await stage.post("/v1/images/edits", **request)).refusal
 
     twice = stage.form()
     twice.add_field("prompt", "again")
-    images = stage.form()
-    images.add_field("image[]", b"x", filename="b.png")
-    wrong_file = stage.form()
-    wrong_file.add_field("photo", b"x", filename="b.png")
-    no_image = aiohttp.FormData()
-    no_image.add_field("prompt", "x", content_type="text/plain")
+    images = stage.form(b"picture", b"mask", ("image[]", b"x"))
+    wrong_file = stage.form(b"picture", b"mask", ("photo", b"x"))
+    no_image = stage.form(None, None)
     torn = {
         "data": b"--b\r\nContent-Disposition: form-data; name=x",
         "headers": {"Content-Type": "multipart/form-data; boundary=b"},
@@ -178,8 +132,8 @@ async def test_limits_of_the_body(opening: Opening) -> None:
     async with opening(**options) as stage:
 
         async def code_of(form: aiohttp.FormData) -> tuple[int, str]:
-            async with stage.http.post("/v1/images/edits", data=form) as response:
-                return response.status, (await response.json())["error"]["code"]
+            answer = await stage.post("/v1/images/edits", data=form)
+            return answer.status, answer.error["code"]
 
         refused = (413, "payload_too_large")
         assert await code_of(stage.form(b"x" * 2_000_001)) == refused
@@ -196,8 +150,7 @@ async def test_a_client_that_leaves_cancels_its_job(stage: Stage) -> None:
         stage.router.ended.clear()
         request = asyncio.create_task(stage.edit(**fields))
         await stage.router.held.wait()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+        await leave(request)
         async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         assert (await stage.record()).state is JobState.CANCELLED
@@ -205,35 +158,32 @@ async def test_a_client_that_leaves_cancels_its_job(stage: Stage) -> None:
 
 async def test_too_many_at_once(opening: Opening) -> None:
     async with opening(max_concurrent_rows=2) as stage:
-        stage.router.hold = asyncio.Event()
-        first = asyncio.create_task(stage.edit(n="2"))
-        await stage.router.held.wait()
-        async with stage.http.post("/v1/images/edits", data=stage.form()) as response:
-            assert response.status == 429
-            assert int(response.headers["Retry-After"]) >= 1
-            assert (await response.json())["error"]["code"] == "too_many_requests"
-        stage.router.hold.set()
-        assert (await first)[0] == 200
-        assert (await stage.edit(n="3"))[0] == 200  # more than the limit, but the gateway is idle
+        first = await stage.begin(stage.edit(n="2"))
+        answer = (await stage.post("/v1/images/edits", data=stage.form())).expect(429)
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.error["code"] == "too_many_requests"
+        stage.router.go_on()
+        assert (await first).status == 200
+        assert (await stage.edit(n="3")).status == 200  # more than the limit, but the gateway is idle
 
 
 async def test_a_deadline(opening: Opening) -> None:
     async with opening(budget_s=1) as stage:
         stage.router.hold = asyncio.Event()
         began_s = asyncio.get_running_loop().time()
-        status, answer = await stage.edit()
-        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+        answer = await stage.edit()
+        assert answer.code == (504, "deadline_exceeded")
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(1, abs=0.1)
-        assert answer["error"]["job_id"] in stage.router.jobs
+        assert answer.error["job_id"] in stage.router.jobs
         async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
 
 
 async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:
     stage.router.refusals = [QueueFull(retry_after_s=7)]
-    async with stage.http.post("/v1/images/edits", data=stage.form()) as response:
-        assert (response.status, response.headers["Retry-After"]) == (429, "7")
-        assert (await response.json())["error"]["code"] == "queue_full"
+    answer = await stage.post("/v1/images/edits", data=stage.form())
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
+    assert answer.error["code"] == "queue_full"
     stage.stop.set()
     await stage.serving
     assert stored(stage) == []
@@ -241,12 +191,9 @@ async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:
 
 async def test_drain_ends_in_time(opening: Opening) -> None:
     async with opening(drain_s=0.2) as stage:
-        stage.router.hold = asyncio.Event()
-        request = asyncio.create_task(stage.edit())
-        await stage.router.held.wait()
+        request = await stage.begin(stage.edit())
         stage.stop.set()
-        status, answer = await request
-        assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+        assert (await request).code == (503, "service_unavailable")
         async with asyncio.timeout(HUNG_S):
             await stage.serving
             await stage.router.ended.wait()

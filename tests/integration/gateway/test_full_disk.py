@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,7 +15,7 @@ from giornata.bus import streams
 from giornata.wire.errors import BlobStoreFull, StorageFull
 from giornata.wire.subjects import JOBS, RECORDS, bucket_stream
 from tests.full_disk import SmallDisk, small_disk
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Answer, Stage, open_stage
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.valkey import valkey
@@ -48,8 +47,8 @@ async def on_disk(nats_on_disk: NatsServer, redis_url: str, tmp_path: Path) -> A
         yield stage
 
 
-async def ready(stage: Stage) -> tuple[int, dict[str, Any]]:
-    return (await stage.get("/readyz")).told
+async def ready(stage: Stage) -> Answer:
+    return await stage.get("/readyz")
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -62,20 +61,19 @@ async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
 async def test_a_disk_that_jetstream_has_filled_is_named_and_edits_are_refused_at_once(
     on_disk: Stage, nats_on_disk: NatsServer, disk: SmallDisk
 ) -> None:
-    assert (await ready(on_disk))[0] == 200
-    assert (await on_disk.edit())[0] == 200
+    assert (await ready(on_disk)).status == 200
+    assert (await on_disk.edit()).status == 200
     disk.fill()
 
     async def unready() -> bool:
-        status, view = await ready(on_disk)
-        return status == 503 and set(view["storage_full"]) == {JOBS, RECORD_STREAM}
+        view = await ready(on_disk)
+        return view.status == 503 and set(view.json["storage_full"]) == {JOBS, RECORD_STREAM}
 
     await eventually(unready)
-    _, view = await ready(on_disk)
+    view = (await ready(on_disk)).json
     assert "disk of the NATS server is probably full" in view["storage_full"][JOBS]
     submitted = len(on_disk.router.submitted)
-    status, answer = await on_disk.edit()
-    assert (status, answer["error"]["code"]) == (503, "storage_full")
+    assert (await on_disk.edit()).code == (503, "storage_full")
     assert len(on_disk.router.submitted) == submitted, "the router was not asked, and nothing was waited for"
     text = (await on_disk.get("/metrics")).text
     assert f'giornata_storage_full{{store="{JOBS}"}} 1.0' in text
@@ -86,10 +84,10 @@ async def test_a_disk_that_jetstream_has_filled_is_named_and_edits_are_refused_a
     nats_on_disk.start()
 
     async def accepted() -> bool:
-        return (await on_disk.edit())[0] == 200
+        return (await on_disk.edit()).status == 200
 
     await eventually(accepted)
-    assert (await ready(on_disk))[0] == 200
+    assert (await ready(on_disk)).status == 200
 
 
 async def test_a_blob_store_that_cannot_write_is_full_and_recovers_by_itself(
@@ -98,7 +96,7 @@ async def test_a_blob_store_that_cannot_write_is_full_and_recovers_by_itself(
     with valkey(disk.folder, APPENDING) as url:
         async with open_stage(nats_url, url, tmp_path) as stage, RedisBlobs.open(url) as blobs:
             kept = await blobs.put("kept", b"k" * 1000, 600)
-            assert (await ready(stage))[0] == 200
+            assert (await ready(stage)).status == 200
             disk.fill()
 
             async def overfill() -> None:
@@ -108,13 +106,13 @@ async def test_a_blob_store_that_cannot_write_is_full_and_recovers_by_itself(
             with pytest.raises(StorageFull, match="No space left") as refused:
                 await overfill()
             assert refused.value.retry_after_s
-            status, answer = await stage.edit()
-            assert (status, answer["error"]["code"]) == (503, "storage_full")
-            assert "cannot write to its disk" in answer["error"]["message"]
+            answer = await stage.edit()
+            assert answer.code == (503, "storage_full")
+            assert "cannot write to its disk" in answer.error["message"]
 
             async def unready() -> bool:
-                status, view = await ready(stage)
-                return status == 503 and set(view["storage_full"]) == {"blobs"}
+                view = await ready(stage)
+                return view.status == 503 and set(view.json["storage_full"]) == {"blobs"}
 
             await eventually(unready)
             assert await blobs.get(kept) == b"k" * 1000
@@ -122,12 +120,12 @@ async def test_a_blob_store_that_cannot_write_is_full_and_recovers_by_itself(
             disk.free()
 
             async def accepted() -> bool:
-                return (await stage.edit())[0] == 200
+                return (await stage.edit()).status == 200
 
             await eventually(accepted)
 
             async def ready_again() -> bool:
-                return (await ready(stage))[0] == 200
+                return (await ready(stage)).status == 200
 
             await eventually(ready_again)
 
@@ -138,14 +136,14 @@ async def test_a_store_that_reached_its_own_limit_is_full_too(nats_url: str, tmp
     limits = {"maxmemory": "8mb", "maxmemory-policy": "noeviction", "save": ""}
     with valkey(folder, limits) as url:
         async with open_stage(nats_url, url, tmp_path) as stage, RedisBlobs.open(url) as blobs:
-            assert (await ready(stage))[0] == 200
+            assert (await ready(stage)).status == 200
 
             async def unready() -> bool:
                 for size in (1 << 20, 1 << 16, 1 << 11):
                     with suppress(BlobStoreFull):
                         for number in range(40):
                             await blobs.write(f"fill{size}-{number}", bytes(size), 600)
-                status, view = await ready(stage)
-                return status == 503 and set(view["storage_full"]) == {"blobs"}
+                view = await ready(stage)
+                return view.status == 503 and set(view.json["storage_full"]) == {"blobs"}
 
             await eventually(unready)

@@ -92,7 +92,7 @@ async def test_garbage_is_answered_with_an_error_and_the_door_stays_open(
         async with bus.connect(nats_url, "honest") as connected:
             reply = await connected.client.request(subjects.EDIT, WHOLE[subjects.EDIT], timeout=HUNG_S)
     assert "pictures" in codec.unpack(reply.data)
-    assert (await stage.edit())[0] == 200
+    assert (await stage.edit()).status == 200
     answers = {name: codec.unpack(data) for name, data in heard.items()}
     unexpected = {name: answer for name, answer in answers.items() if answer.get("code") == "internal_error"}
     assert not unexpected

@@ -13,7 +13,7 @@ from tests.fakes.key_files import write_keys
 from tests.fakes.memory_network import NetworkedLoop
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Opening, Stage, leave
 from tests.patience import HUNG_S
 
 MIB = 1 << 20
@@ -58,7 +58,7 @@ async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(opening: Opening)
     async with opening(max_concurrent_rows=1, receive_s=3) as stage, connection(stage) as (reader, writer):
         writer.write(upload(size=1000, sent=10))
         await writer.drain()
-        assert (await stage.edit())[0] == 200
+        assert (await stage.edit()).status == 200
         async with asyncio.timeout(HUNG_S):
             answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -69,21 +69,18 @@ async def test_bytes_in_flight_are_limited_and_given_back_once_stored(opening: O
     options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB}
     async with opening(**options) as stage:
         large = b"x" * (MIB + MIB // 2)
-        stage.router.hold = asyncio.Event()
-        running = asyncio.create_task(stage.http.post("/v1/images/edits", data=stage.form(large)))
-        await stage.router.held.wait()
+        running = await stage.begin(stage.http.post("/v1/images/edits", data=stage.form(large)))
         assert (await stage.post("/v1/jobs", data=stage.form(large))).status == 202
-        stage.router.hold.set()
+        stage.router.go_on()
         async with await running as response:
             assert response.status == 200
 
         async with connection(stage) as (_, writer):
             writer.write(upload(size=len(large), sent=len(large)))
             await writer.drain()
-            async with stage.http.post("/v1/jobs", data=stage.form(large)) as response:
-                assert response.status == 429
-                assert int(response.headers["Retry-After"]) >= 1
-            assert (await stage.edit())[0] == 200  # a small one fits
+            answer = (await stage.post("/v1/jobs", data=stage.form(large))).expect(429)
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert (await stage.edit()).status == 200  # a small one fits
 
 
 async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(opening: Opening) -> None:
@@ -128,8 +125,7 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         stage.router.answer_when.clear()
         request = asyncio.create_task(stage.http.post(path, data=stage.form()))
         await stage.router.asked.wait()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+        await leave(request)
         async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
             stage.router.answer_when.set()
         async with asyncio.timeout(HUNG_S):
@@ -146,10 +142,9 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
         ("POST", "/v1/jobs"),
         ("DELETE", f"/v1/jobs/{job_id}"),
     ):
-        async with stage.http.request(
-            method, path, data=stage.form() if method == "POST" else None, headers=foreign
-        ) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (403, "cross_site")
+        assert (
+            await stage.ask(method, path, data=stage.form() if method == "POST" else None, headers=foreign)
+        ).code == (403, "cross_site")
     assert list(stage.router.jobs) == [job_id]
     assert not (await stage.record()).cancel
     assert (await stage.get(f"/v1/jobs/{job_id}", headers=foreign)).status == 200
@@ -160,7 +155,7 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
         ({"Origin": "https://other.example"}, 403),
     ):
         assert (await stage.post("/v1/jobs", data=stage.form(), headers=headers)).status == expected
-    stage.router.hold.set()
+    stage.router.go_on()
 
 
 async def test_bytes_that_are_no_text_are_refused_like_anything_else(
@@ -193,10 +188,10 @@ async def test_a_host_that_is_none_harms_nobody(stage: Stage, host: str) -> None
 
 async def test_bodies_that_unpack_and_names_without_end_are_refused(stage: Stage) -> None:
     packed = {"Content-Encoding": "gzip", "Content-Type": "multipart/form-data; boundary=b"}
-    async with stage.http.post("/v1/images/edits", data=b"\x1f\x8b", headers=packed) as response:
-        assert (response.status, (await response.json())["error"]["received"]) == (400, "gzip")
-    async with stage.http.post("/v1/images/edits", data=stage.form(**{"n" * 65: "x"})) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_request")
+    answer = await stage.post("/v1/images/edits", data=b"\x1f\x8b", headers=packed)
+    assert (answer.status, answer.error["received"]) == (400, "gzip")
+    answer = await stage.post("/v1/images/edits", data=stage.form(**{"n" * 65: "x"}))
+    assert answer.code == (400, "bad_request")
 
 
 async def test_other_methods(stage: Stage) -> None:
@@ -206,7 +201,6 @@ async def test_other_methods(stage: Stage) -> None:
         assert (response.status, response.content_length) == (200, len(picture_of(0)))
         assert (response.content_type, await response.read()) == ("image/png", b"")
     assert (await stage.ask("HEAD", f"/v1/jobs/{job_id}/events")).status == 405
-    async with stage.http.options("/v1/jobs") as response:
-        assert (response.status, response.headers["Allow"]) == (405, "POST")
-    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:  # the connection is in order
-        assert await response.read() == picture_of(0)
+    answer = await stage.ask("OPTIONS", "/v1/jobs")
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+    assert (await stage.get(f"/v1/jobs/{job_id}/image")).body == picture_of(0)

@@ -26,7 +26,7 @@ from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.repeating import edit, fresh, keys_below, second_gateway, stored
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Opening, Stage, leave
 from tests.patience import HUNG_S
 
 
@@ -34,66 +34,68 @@ async def test_the_same_key_is_the_same_job_and_nothing_is_computed_twice(stage:
     key = fresh()
     first = await edit(stage, key, n="2")
     again = await edit(stage, key, n="2")
-    assert (first[0], first[2], again[0], again[2]) == (200, False, 200, True)
-    assert again[1]["giornata"] == first[1]["giornata"]
-    assert [base64.b64decode(one["b64_json"]) for one in again[1]["data"]] == [picture_of(0), picture_of(1)]
+    assert [(one.status, one.replayed) for one in (first, again)] == [(200, False), (200, True)]
+    assert again.json["giornata"] == first.json["giornata"]
+    assert [base64.b64decode(one["b64_json"]) for one in again.json["data"]] == [picture_of(0), picture_of(1)]
     assert len(stage.router.jobs) == len(stage.router.submitted) == 1
-    status, other, repeated = await edit(stage, fresh(), n="2")
-    assert (status, repeated) == (200, False)
-    assert other["giornata"]["job_id"] != first[1]["giornata"]["job_id"]
+    other = await edit(stage, fresh(), n="2")
+    assert (other.status, other.replayed) == (200, False)
+    assert other.json["giornata"]["job_id"] != first.json["giornata"]["job_id"]
 
 
 async def test_the_same_key_in_another_form_of_answer(stage: Stage) -> None:
     key = fresh()
-    job_id = (await edit(stage, key))[1]["giornata"]["job_id"]
-    status, answer, repeated = await edit(stage, key, response_format="url")
-    assert (status, repeated, job_id in answer["data"][0]["url"]) == (200, True, True)
-    status, view, repeated = await edit(stage, key, "/v1/jobs")
-    assert (status, repeated, view["id"], view["state"]) == (202, True, job_id, "completed")
-    async with stage.http.post(
+    job_id = (await edit(stage, key)).json["giornata"]["job_id"]
+    answer = await edit(stage, key, response_format="url")
+    assert (answer.status, answer.replayed, job_id in answer.json["data"][0]["url"]) == (200, True, True)
+    view = await edit(stage, key, "/v1/jobs")
+    assert (view.status, view.replayed, view.json["id"], view.json["state"]) == (
+        202,
+        True,
+        job_id,
+        "completed",
+    )
+    answer = await stage.post(
         "/v1/images/edits", data=stage.form(response_format="image"), headers={HEADER: key}
-    ) as response:
-        assert (response.status, response.headers["Idempotent-Replayed"]) == (200, "true")
-        assert await response.read() == picture_of(0)
+    )
+    assert (answer.status, answer.headers["Idempotent-Replayed"]) == (200, "true")
+    assert answer.body == picture_of(0)
 
 
 async def test_the_same_key_with_another_edit_is_refused_by_what_differs(stage: Stage) -> None:
     key = fresh()
-    assert (await edit(stage, key))[0] == 200
+    assert (await edit(stage, key)).status == 200
     for path in ("/v1/images/edits", "/v1/jobs"):
-        status, answer, _ = await edit(stage, key, path, prompt="another")
-        assert (status, answer["error"]["code"]) == (422, "idempotency_key_reused")
-        assert "its fields" in answer["error"]["received"]
-        status, answer, _ = await edit(stage, key, path, b"another picture")
-        assert (status, "its image or template" in answer["error"]["received"]) == (422, True)
+        answer = await edit(stage, key, path, prompt="another")
+        assert answer.code == (422, "idempotency_key_reused")
+        assert "its fields" in answer.error["received"]
+        answer = await edit(stage, key, path, b"another picture")
+        assert (answer.status, "its image or template" in answer.error["received"]) == (422, True)
     assert len(stage.router.jobs) == 1
 
 
 async def test_a_client_that_lost_its_connection_comes_again_for_its_picture(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
     key = fresh()
-    first = asyncio.create_task(edit(stage, key))
-    await stage.router.held.wait()
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    stage.router.hold.set()
+    first = await stage.begin(edit(stage, key))
+    await leave(first)
+    stage.router.go_on()
     async with asyncio.timeout(HUNG_S):
         await stage.router.ended.wait()
-    status, answer, repeated = await edit(stage, key)
-    assert (status, repeated) == (200, True)
-    assert base64.b64decode(answer["data"][0]["b64_json"]) == picture_of(0)
+    answer = await edit(stage, key)
+    assert (answer.status, answer.replayed) == (200, True)
+    assert base64.b64decode(answer.json["data"][0]["b64_json"]) == picture_of(0)
 
 
 async def test_an_error_is_repeated_too_and_a_refusal_is_not(stage: Stage) -> None:
     key = fresh()
     stage.router.refusals = [QueueFull(retry_after_s=1)]
-    assert (await edit(stage, key))[0] == 429
+    assert (await edit(stage, key)).status == 429
     stage.router.failure = RowPoisoned()
     first = await edit(stage, key)
     stage.router.failure = None
     again = await edit(stage, key)
-    assert first[1]["error"]["code"] == again[1]["error"]["code"] == "row_poisoned"
-    assert [first[2], again[2]] == [False, True]
+    assert first.error["code"] == again.error["code"] == "row_poisoned"
+    assert [first.replayed, again.replayed] == [False, True]
     assert len(stage.router.jobs) == 1
     assert len(stored(stage)) == 2, "the pictures of the refused one stayed behind"
 
@@ -104,12 +106,12 @@ async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_
 ) -> None:
     """The first router may have died after it had queued the job; the next one, which refuses, does not know of it."""
     stage.router.silent, stage.router.refusals = 1, [QueueFull(retry_after_s=1)]
-    status = (await edit(stage, fresh()))[0] if keyed else (await stage.edit())[0]
+    status = (await edit(stage, fresh())).status if keyed else (await stage.edit()).status
     assert status == 429
     (job_id,) = stage.router.submitted
     assert len(stored(stage)) == 2
     stage.router.refusals = [QueueFull(retry_after_s=1)]
-    assert (await stage.edit())[0] == 429
+    assert (await stage.edit()).status == 429
     async with asyncio.timeout(HUNG_S):
         while len(stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.02)
@@ -118,43 +120,40 @@ async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_
 
 
 async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
     key = fresh()
-    job_id = (await edit(stage, key, "/v1/jobs"))[1]["id"]
+    submitted = await stage.begin(edit(stage, key, "/v1/jobs"))
+    job_id = (await submitted).json["id"]
     waiting = asyncio.create_task(edit(stage, key))
-    await stage.router.held.wait()
     assert (await stage.ask("DELETE", f"/v1/jobs/{job_id}")).status == 202
-    for status, answer, _ in (await waiting, await edit(stage, key)):
-        assert (status, answer["error"]["code"], answer["error"]["job_id"]) == (409, "job_cancelled", job_id)
+    for answer in (await waiting, await edit(stage, key)):
+        assert (*answer.code, answer.error["job_id"]) == (409, "job_cancelled", job_id)
 
 
 async def test_a_key_whose_record_is_gone_is_new(stage: Stage) -> None:
     key = fresh()
-    job_id = (await edit(stage, key))[1]["giornata"]["job_id"]
+    job_id = (await edit(stage, key)).json["giornata"]["job_id"]
     await stage.router.records.bucket.purge(job_id)
-    assert (await edit(stage, key, prompt="another"))[::2] == (200, False)
+    assert not (await edit(stage, key, prompt="another")).expect(200).replayed
     assert (await stage.router.records.get(job_id)).job.parameters.prompt == "another"
 
 
 async def test_a_picture_that_is_gone_is_not_computed_again(stage: Stage) -> None:
     key = fresh()
-    job_id = (await edit(stage, key))[1]["giornata"]["job_id"]
+    job_id = (await edit(stage, key)).json["giornata"]["job_id"]
     row = (await stage.router.records.get(job_id)).rows[0]
     assert row.image is not None
     await stage.router.blobs.delete(row.image)
-    status, answer, _ = await edit(stage, key)
-    assert (status, answer["error"]["code"]) == (410, "result_expired")
+    assert (await edit(stage, key)).code == (410, "result_expired")
 
 
 async def test_a_stream_is_told_again_from_its_beginning(stage: Stage) -> None:
     key = fresh()
     told = []
     for _ in range(2):
-        async with stage.http.post(
-            "/v1/images/edits", data=stage.form(stream="true"), headers={HEADER: key}
-        ) as response:
-            assert response.status == 200
-            told.append((await response.text(), response.headers.get("Idempotent-Replayed")))
+        answer = (
+            await stage.post("/v1/images/edits", data=stage.form(stream="true"), headers={HEADER: key})
+        ).expect(200)
+        told.append((answer.text, answer.headers.get("Idempotent-Replayed")))
     frames = (
         re.sub(r"(?m)^:.*\n", "", text).split("\n\n") for text, _ in told
     )  # comments keep proxies awake
@@ -179,9 +178,8 @@ async def test_tenants_do_not_share_keys_and_repetitions_count_for_no_limit(
         jobs = set()
         for owner in ("sk-alice-123", "sk-robert-12", "sk-alice-123"):
             headers = {HEADER: key, "Authorization": f"Bearer {owner}"}
-            async with stage.http.post("/v1/images/edits", data=stage.form(), headers=headers) as response:
-                assert response.status == 200, await response.text()
-                jobs.add(response.headers["X-Giornata-Job"])
+            answer = (await stage.post("/v1/images/edits", data=stage.form(), headers=headers)).expect(200)
+            jobs.add(answer.headers["X-Giornata-Job"])
         assert jobs == stage.router.jobs.keys()
         assert {job.tenant: job.weight for job in stage.router.jobs.values()} == {
             names["alice"]: 2.5,
@@ -197,11 +195,11 @@ async def test_requests_at_the_same_time_share_one_job(stage: Stage, tmp_path: P
         running = [asyncio.create_task(edit(one, key)) for one in (stage, second) * 4]
         await stage.router.held.wait()
         late = asyncio.create_task(edit(second, key))
-        stage.router.hold.set()
+        stage.router.go_on()
         answers = await asyncio.gather(*running, late)
-    assert {status for status, _, _ in answers} == {200}
-    assert len({answer["giornata"]["job_id"] for _, answer, _ in answers}) == 1
-    assert [repeated for _, _, repeated in answers].count(False) == 1
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.json["giornata"]["job_id"] for answer in answers}) == 1
+    assert [answer.replayed for answer in answers].count(False) == 1
     assert len(stage.router.jobs) == 1
     assert len(stored(stage)) == 2, "the pictures of those that came second stayed behind"
 
@@ -219,28 +217,23 @@ async def test_of_two_edits_at_the_same_time_under_one_key_one_is_refused(
         await stage.router.asked.wait()
         stage.router.answer_when.set()
         answers = await asyncio.gather(*running)
-    assert sorted(status for status, _, _ in answers) == [200, 422]
+    assert sorted(answer.status for answer in answers) == [200, 422]
     assert len(stage.router.jobs) == 1
     assert len(stored(stage)) == 2
 
 
 async def test_who_leaves_cancels_nobodys_job(stage: Stage, tmp_path: Path) -> None:
-    stage.router.hold = asyncio.Event()
     key = fresh()
-    first = asyncio.create_task(edit(stage, key))
-    await stage.router.held.wait()
+    first = await stage.begin(edit(stage, key))
     async with second_gateway(stage, tmp_path) as second:
         waiters = [asyncio.create_task(edit(one, key)) for one in (stage, second, second)]
         for gone in (first, waiters[1]):
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            await leave(gone)
         for one in (stage, second):
-            async with one.http.get("/healthz"):  # by now the gateway has seen them leave
-                pass
-        stage.router.hold.set()
+            await one.get("/healthz")
+        stage.router.go_on()
         for waiter in (waiters[0], waiters[2]):
-            status, _, repeated = await waiter
-            assert (status, repeated) == (200, True)
+            assert (await waiter).expect(200).replayed
     assert (await stage.record()).state is JobState.COMPLETED
 
 
@@ -251,11 +244,11 @@ async def test_a_gateway_that_leaves_keeps_the_job_for_another(stage: Stage, tmp
         first = asyncio.create_task(edit(leaving, key))
         await stage.router.held.wait()
         leaving.stop.set()
-        assert (await first)[0] == 503
+        assert (await first).status == 503
         await leaving.serving
     again = asyncio.create_task(edit(stage, key))
-    stage.router.hold.set()
-    assert [(await again)[position] for position in (0, 2)] == [200, True]
+    stage.router.go_on()
+    assert (await again).expect(200).replayed
     assert len(stage.router.jobs) == 1
 
 
@@ -269,8 +262,12 @@ async def test_the_nats_door_shares_keys_with_http(stage: Stage, nats_url: str) 
         results = [await one for one in edits]
         assert results[0].job_id == results[1].job_id
         assert [result.pictures[0].data for result in results] == [picture_of(0)] * 2
-        status, answer, repeated = await edit(stage, key)
-        assert (status, repeated, answer["giornata"]["job_id"]) == (200, True, results[0].job_id)
+        answer = await edit(stage, key)
+        assert (answer.status, answer.replayed, answer.json["giornata"]["job_id"]) == (
+            200,
+            True,
+            results[0].job_id,
+        )
         with pytest.raises(IdempotencyKeyReused, match="its mask"):
             await client.edit(image=b"picture", prompt="a red star", idempotency_key=key)
         with pytest.raises(InvalidField, match="idempotency key"):

@@ -81,15 +81,15 @@ async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
         for headers in ({}, {"Last-Event-ID": "1"}, {"If-None-Match": '"x"', "Range": "bytes=0-9"}):
             got = await scene.told(method, path.format(known), headers=headers)
             guessed = await scene.told(method, path.format(guess), headers=headers)
-            assert got[0] == guessed[0] == 404, (method, path, got)
-            assert blank(got[1], known) == blank(guessed[1], guess)
-            assert got[2].keys() == guessed[2].keys()
-    status, text, _ = await scene.told("GET", f"/v1/jobs/{alice.job.job_id}", ALICES)
-    assert (status, json.loads(text)["state"]) == (200, "completed")
+            assert got.status == guessed.status == 404, (method, path, got)
+            assert blank(got.text, known) == blank(guessed.text, guess)
+            assert got.headers.keys() == guessed.headers.keys()
+    seen = (await scene.told("GET", f"/v1/jobs/{alice.job.job_id}", ALICES)).expect(200)
+    assert seen.json["state"] == "completed"
     assert not (await scene.stage.router.records.get(alice.running.job_id)).cancel
-    assert (await scene.told("GET", f"/v1/templates/{alice.template_id}", ALICES))[0] == 200
-    assert (await scene.told("GET", f"/v1/loras/{alice.lora_id}", ALICES))[0] == 200
-    [hook] = json.loads((await scene.told("GET", "/v1/webhooks", ALICES))[1])["data"]
+    assert (await scene.told("GET", f"/v1/templates/{alice.template_id}", ALICES)).status == 200
+    assert (await scene.told("GET", f"/v1/loras/{alice.lora_id}", ALICES)).status == 200
+    [hook] = (await scene.told("GET", "/v1/webhooks", ALICES)).json["data"]
     assert (hook["id"], hook["state"]) == (alice.job.job_id, "dead")
 
 
@@ -103,7 +103,7 @@ async def test_lists_and_open_pages_tell_nothing_of_others(scene: Scene) -> None
         f"/v1/loras?after={alice.lora_id}", "/v1/webhooks", f"/v1/webhooks?after={alice.job.job_id}",
         "/sdapi/v1/progress", "/sdapi/v1/loras", "/v1/fleet", "/v1/models", "/metrics", "/healthz", "/readyz",
     ):  # fmt: skip
-        _, text, _ = await scene.told("GET", path)
+        text = (await scene.told("GET", path)).text
         told = {word for word in hidden if word in text} - (
             {path.partition("=")[2]} if "=" in path else set()
         )
@@ -117,9 +117,9 @@ async def test_templates_and_adapters_of_others_are_not_edited_with(scene: Scene
         (b"picture", "lora_not_found", {"loras": loras}),
         (None, "template_not_found", {"template_id": scene.alice.template_id}),
     ):
-        status, answer = await edit(scene.stage, bearer(MALLORYS), image, **fields)
-        assert (status, answer["error"]["code"]) == (404, code)
-        assert WORDS not in json.dumps(answer)
+        answer = await edit(scene.stage, bearer(MALLORYS), image, **fields)
+        assert answer.code == (404, code)
+        assert WORDS not in json.dumps(answer.json)
     assert scene.stage.router.submitted == submitted
 
 
@@ -131,8 +131,7 @@ async def test_an_idempotency_key_of_another_leads_to_a_job_of_ones_own(scene: S
     ):  # the same edit, to hear of its end; another one, to hear of a difference
         headers = bearer(MALLORYS) | {HEADER: f"{IDEMPOTENCY}" if prompt == WORDS else f"{IDEMPOTENCY}0"}
         form = scene.stage.form(prompt=prompt)
-        status, text, _ = await scene.told("POST", "/v1/images/edits", data=form, headers=headers)
-        assert status == 200
+        text = (await scene.told("POST", "/v1/images/edits", data=form, headers=headers)).expect(200).text
         job_id = json.loads(text)["giornata"]["job_id"]
         assert scene.stage.router.jobs[job_id].tenant == scene.mallory
     assert (await scene.stage.router.records.get(scene.alice.job.job_id)).job == scene.alice.job
@@ -210,8 +209,9 @@ async def test_a_tenant_without_keys_of_its_own_is_nobody(scene: Scene) -> None:
         scene.alice.tenant,
         "*",
     ):
-        status, text, _ = await scene.told("GET", f"/v1/jobs/{scene.alice.job.job_id}", key)
-        assert status == (200 if key.strip() == ALICES else 401), (key, text)
+        assert (await scene.told("GET", f"/v1/jobs/{scene.alice.job.job_id}", key)).status == (
+            200 if key.strip() == ALICES else 401
+        )
 
 
 async def test_words_find_nothing_in_a_template_of_another(scene: Scene) -> None:
@@ -227,24 +227,21 @@ async def test_words_find_nothing_in_a_template_of_another(scene: Scene) -> None
         await stage.router.announce()
         told = {"template_id": scene.alice.template_id, "mask_prompt": "the left shoe"}
         for more in ({}, {"auto_edit": "true"}):
-            status, answer = await edit(stage, bearer(MALLORYS), None, **told, **more)
-            assert (status, answer["error"]["code"]) == (404, "template_not_found")
+            answer = await edit(stage, bearer(MALLORYS), None, **told, **more)
+            assert answer.code == (404, "template_not_found")
         parameters = EditParameters(prompt="x", mask_prompt="the left shoe")
         sent = message(MALLORYS, image=None, template_id=scene.alice.template_id, parameters=parameters)
         answer = await scene.over_nats(subjects.EDIT, sent, f"{scene.mallorys_inbox}.a", {})
         assert answer["code"] == "template_not_found"
         assert asked == []
-        status, answer = await edit(stage, bearer(ALICES), None, **told)
-        assert (answer["error"]["code"], len(asked)) == ("nothing_found", 1), (
-            "its owner's words are looked for"
-        )
+        answer = await edit(stage, bearer(ALICES), None, **told)
+        assert (answer.error["code"], len(asked)) == ("nothing_found", 1), "its owner's words are looked for"
 
 
 async def test_a_prompt_of_a1111_names_no_lora_of_another(scene: Scene) -> None:
     answers = []
     for name in (f"lora_{secrets.token_hex(16)}", scene.alice.lora_id, WORDS, f"{WORDS}.safetensors"):
         asked = EDIT | {"prompt": f"a <lora:{name}:1> star"}
-        status, text, _ = await scene.told("POST", "/sdapi/v1/img2img", json=asked)
-        assert status == 404
+        text = (await scene.told("POST", "/sdapi/v1/img2img", json=asked)).expect(404).text
         answers.append(blank(text, name))
     assert all(answer == answers[0] for answer in answers)

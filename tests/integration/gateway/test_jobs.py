@@ -11,42 +11,34 @@ from typing import Any
 
 import pytest
 
-from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, RowPoisoned
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import JobEstimate
-from giornata.wire.models import Task
 from giornata.wire.workers import RowProgress
 from giornata_gateway.jobs import records
-from tests.integration.fake_router import CARD, picture_of
+from tests.integration.fake_router import CARD, PAINTER, picture_of
 from tests.integration.gateway_fakes import Opening, Stage, open_gateway
 from tests.patience import HUNG_MS, HUNG_S
 
-PAINTER = CARD.model_copy(
-    update={
-        "name": "painter",
-        "family": Family.FLUX_INPAINT,
-        "digest": "f" * 64,
-        "tasks": (Task.EDIT, Task.GENERATE),
-    }
-)
-
 
 async def submit(stage: Stage, **fields: str) -> str:
-    async with stage.http.post("/v1/jobs", data=stage.form(**fields)) as response:
-        assert response.status == 202, await response.text()
-        view = await response.json()
-        assert response.headers["Location"] == f"/v1/jobs/{view['id']}"
-        return str(view["id"])
+    answer = (await stage.post("/v1/jobs", data=stage.form(**fields))).expect(202)
+    view = answer.json
+    assert answer.headers["Location"] == f"/v1/jobs/{view['id']}"
+    return str(view["id"])
+
+
+async def held(stage: Stage, **fields: str) -> str:
+    """The id of a job that waits at its first step."""
+    return await (await stage.begin(submit(stage, **fields)))
 
 
 async def frames_of(stage: Stage, job_id: str, after: str | None = None) -> list[dict[str, Any]]:
     """Frames of a job's event stream: id, event, data."""
     headers = {"Last-Event-ID": after} if after else {}
-    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
-        assert response.status == 200, await response.text()
-        assert response.content_type == "text/event-stream"
-        return read(await response.text())
+    answer = (await stage.get(f"/v1/jobs/{job_id}/events", headers=headers)).expect(200)
+    assert answer.content_type == "text/event-stream"
+    return read(answer.text)
 
 
 def read(text: str) -> list[dict[str, Any]]:
@@ -60,9 +52,7 @@ def read(text: str) -> list[dict[str, Any]]:
 
 async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "FORECAST_MS", HUNG_MS)
-    stage.router.hold = asyncio.Event()
-    job_id = await submit(stage, n="2", seed="5")
-    await stage.router.held.wait()
+    job_id = await held(stage, n="2", seed="5")
     stage.router.progress = tuple(
         RowProgress(job_id=job_id, attempt=1, index=i, step=i + 1, steps=3, tokens=12) for i in range(2)
     )
@@ -76,16 +66,16 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
     assert (view["queue_position"], view["predicted_finish_s"]) == (3, 12.5)
     assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (409, "job_not_finished")
 
-    stage.router.hold.set()
+    stage.router.go_on()
     assert (await frames_of(stage, job_id))[-1]["event"] == "image_edit.completed"
     view = (await stage.get(f"/v1/jobs/{job_id}")).json
     assert (view["state"], view["step"], view["usage"]["output_tokens"]) == ("completed", None, 10)
     assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "it is over"
     assert [picture["seed"] for picture in view["pictures"]] == [5, 6]
-    async with stage.http.get(view["pictures"][1]["url"]) as response:
-        assert response.content_type == "image/png"
-        assert await response.read() == picture_of(1)
-        tag = response.headers["ETag"]
+    answer = await stage.get(view["pictures"][1]["url"])
+    assert answer.content_type == "image/png"
+    assert answer.body == picture_of(1)
+    tag = answer.headers["ETag"]
     assert (await stage.get(view["pictures"][1]["url"], headers={"If-None-Match": tag})).status == 304
     for index in ("2", "-1", "x"):
         assert (await stage.get(f"/v1/jobs/{job_id}/image", params={"index": index})).fault == (400, "index")
@@ -93,8 +83,7 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ["form", "json"])
 async def test_a_job_waits_in_the_queue_that_it_asks_for(stage: Stage, kind: str) -> None:
-    stage.router.cards = (CARD, PAINTER)
-    await stage.router.announce()
+    await stage.serve(CARD, PAINTER)
     queues = {}
     for asked in ({}, {"priority": "interactive"}, {"priority": "batch"}):
         if kind == "form":
@@ -109,13 +98,10 @@ async def test_a_job_waits_in_the_queue_that_it_asks_for(stage: Stage, kind: str
         "interactive": ("interactive", Priority.INTERACTIVE),
         "batch": ("batch", Priority.BATCH),
     }
-    async with stage.http.post("/v1/jobs", data=stage.form(model=CARD.name, priority="first")) as response:
-        error = (await response.json())["error"]
-        assert (response.status, error["param"]) == (400, "priority")
-    async with stage.http.post(
-        "/v1/images/edits", data=stage.form(model=CARD.name, priority="batch")
-    ) as response:
-        assert (response.status, (await response.json())["error"]["param"]) == (400, "priority")
+    answer = await stage.post("/v1/jobs", data=stage.form(model=CARD.name, priority="first"))
+    assert answer.fault == (400, "priority")
+    answer = await stage.post("/v1/images/edits", data=stage.form(model=CARD.name, priority="batch"))
+    assert answer.fault == (400, "priority")
 
 
 async def test_events_are_replayed_from_where_a_client_left(
@@ -131,27 +117,22 @@ async def test_events_are_replayed_from_where_a_client_left(
     monkeypatch.setattr("giornata_gateway.http.jobs.time", SimpleNamespace(time=lambda: 0.0))
     again = await frames_of(stage, job_id, str(ids[0]))
     assert again == kept[1:]  # told when it happened, not when read
-    async with stage.http.get(
-        f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(ids[-1])}
-    ) as response:
-        assert response.status == 204
-    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "one"}) as response:
-        assert (response.status, (await response.json())["error"]["param"]) == (400, "Last-Event-ID")
+    answer = await stage.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(ids[-1])})
+    assert answer.status == 204
+    answer = await stage.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "one"})
+    assert answer.fault == (400, "Last-Event-ID")
 
 
 async def test_any_gateway_follows_and_replays_a_job(
     stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "second").mkdir()
-    stage.router.hold = asyncio.Event()
-    job_id = await submit(stage, n="2")
-    await stage.router.held.wait()
+    job_id = await held(stage, n="2")
     async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "second") as second:
         async with second.http.get(f"/v1/jobs/{job_id}/events") as response:
             async for line in response.content:
                 if line.startswith(b"data:") and json.loads(line[5:]).get("state") == "running":
                     break
-            stage.router.hold.set()
+            stage.router.go_on()
             live = [frame["data"] for frame in read(await response.text())]
         steps = [(frame.get("index"), frame.get("step")) for frame in live]
         assert steps == [(0, 2), (1, 2), (0, 3), (1, 3), (0, None), (1, None)], (
@@ -170,9 +151,7 @@ async def test_any_gateway_follows_and_replays_a_job(
 
 
 async def test_steps_go_on_after_a_reconnect_and_have_no_id(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
-    job_id = await submit(stage)
-    await stage.router.held.wait()
+    job_id = await held(stage)
     async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
         async for line in response.content:
             if line.startswith(b"id:"):
@@ -181,7 +160,7 @@ async def test_steps_go_on_after_a_reconnect_and_have_no_id(stage: Stage) -> Non
                 break
     headers = {"Last-Event-ID": seen}
     async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
-        stage.router.hold.set()
+        stage.router.go_on()
         frames = read(await response.text())
     assert [(frame["data"].get("step"), frame["id"] is None) for frame in frames] == [
         (2, True),
@@ -199,14 +178,14 @@ async def test_an_id_that_the_stream_has_not_reached_is_of_one_that_is_gone(stag
 async def test_links_are_those_of_the_public_address(opening: Opening) -> None:
     public = "https://edit.example/api"
     async with opening(public_url=f"{public}/") as stage:
-        async with stage.http.post("/v1/jobs", data=stage.form(user="ada")) as response:
-            view = await response.json()
-            assert response.headers["Location"] == f"{public}/v1/jobs/{view['id']}"
+        answer = await stage.post("/v1/jobs", data=stage.form(user="ada"))
+        view = answer.json
+        assert answer.headers["Location"] == f"{public}/v1/jobs/{view['id']}"
         frames = await frames_of(stage, view["id"])
         link = f"{public}/v1/jobs/{view['id']}/image?index=0"
         assert frames[-1]["data"]["url"] == link
         assert (await stage.get(f"/v1/jobs/{view['id']}")).json["pictures"][0]["url"] == link
-        _, answer = await stage.edit(response_format="url", user="ada")
+        answer = (await stage.edit(response_format="url", user="ada")).json
         assert answer["data"][0]["url"].startswith(f"{public}/v1/jobs/job_")
         assert (await stage.record()).job.parameters.user == "ada"
 
@@ -217,17 +196,17 @@ async def test_links_are_those_of_a_trusted_proxy_in_front(opening: Opening, tru
     counts = trusted == "127.0.0.0/8"
     base, path = ("https://edit.example/paint", "/paint") if counts else ("http://edit.example", "")
     async with opening(trusted_proxies=trusted) as stage:
-        async with stage.http.post("/v1/jobs", data=stage.form(), headers=said) as response:
-            view = await response.json()
-            assert response.headers["Location"] == f"{path}/v1/jobs/{view['id']}"
+        answer = await stage.post("/v1/jobs", data=stage.form(), headers=said)
+        view = answer.json
+        assert answer.headers["Location"] == f"{path}/v1/jobs/{view['id']}"
         await frames_of(stage, view["id"])
         link = f"{base}/v1/jobs/{view['id']}/image?index=0"
         assert (await stage.get(f"/v1/jobs/{view['id']}", headers=said)).json["pictures"][0]["url"] == link
-        async with stage.http.get(f"/v1/jobs/{view['id']}/events", headers=said) as response:
-            assert read(await response.text())[-1]["data"]["url"] == link
+        answer = await stage.get(f"/v1/jobs/{view['id']}/events", headers=said)
+        assert read(answer.text)[-1]["data"]["url"] == link
         form = stage.form(response_format="url")
-        async with stage.http.post("/v1/images/edits", data=form, headers=said) as response:
-            assert (await response.json())["data"][0]["url"].startswith(f"{base}/v1/jobs/job_")
+        answer = await stage.post("/v1/images/edits", data=form, headers=said)
+        assert answer.json["data"][0]["url"].startswith(f"{base}/v1/jobs/job_")
         assert (await stage.get("/openapi.json", headers=said)).json["servers"] == [{"url": path or "/"}]
 
 
@@ -245,7 +224,7 @@ async def test_a_follower_notices_an_end_of_which_nobody_told(opening: Opening) 
         job_id = await submit(stage)
         await stage.router.held.wait()
         async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
-            stage.router.hold.set()
+            stage.router.go_on()
             async with asyncio.timeout(HUNG_S):
                 assert "event: image_edit.completed" in await response.text()
 
@@ -269,15 +248,13 @@ async def test_a_failed_job_says_why(stage: Stage) -> None:
 
 
 async def test_cancelling(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
-    job_id = await submit(stage)
-    await stage.router.held.wait()
-    async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
-        assert (response.status, (await response.json())["cancelling"]) == (202, True)
+    job_id = await held(stage)
+    answer = await stage.ask("DELETE", f"/v1/jobs/{job_id}")
+    assert (answer.status, answer.json["cancelling"]) == (202, True)
     frames = await frames_of(stage, job_id)
     assert frames[-1]["data"]["error"]["code"] == "job_cancelled"
-    async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
-        assert (response.status, (await response.json())["state"]) == (200, "cancelled")
+    answer = await stage.ask("DELETE", f"/v1/jobs/{job_id}")
+    assert (answer.status, answer.json["state"]) == (200, "cancelled")
     assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (409, "job_cancelled")
 
 
@@ -299,9 +276,7 @@ async def test_what_a_job_cannot_have_is_refused(stage: Stage) -> None:
 
 async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(opening: Opening) -> None:
     async with opening(heartbeat_s=0.1) as stage:
-        stage.router.hold = asyncio.Event()
-        job_id = await submit(stage)
-        await stage.router.held.wait()
+        job_id = await held(stage)
         async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
             async for line in response.content:
                 if line.startswith(b":"):

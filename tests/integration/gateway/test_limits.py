@@ -17,7 +17,7 @@ from giornata.api_keys import TenantLimits
 from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
 from giornata_gateway import admission
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Answer, Opening, Stage, leave
 from tests.patience import HUNG_S
 
 KEYS = {"sk-alice-123": "alice", "sk-robert-12": "bob"}
@@ -39,12 +39,8 @@ def limited(opening: Opening, tmp_path: Path) -> Limiting:
 
 async def edit(
     stage: Stage, headers: dict[str, str], path: str = "/v1/images/edits", **fields: str
-) -> tuple[int, str, dict[str, str]]:
-    """Status, code and headers of an answer."""
-    async with stage.http.post(path, data=stage.form(**fields), headers=headers) as response:
-        answer = await response.json()
-        error = answer.get("error") or {"code": "ok"}
-        return response.status, error["code"], dict(response.headers)
+) -> Answer:
+    return await stage.post(path, data=stage.form(**fields), headers=headers)
 
 
 async def test_keys_come_and_go_without_a_restart(
@@ -78,30 +74,26 @@ async def test_a_gateway_does_not_start_without_its_keys(opening: Opening, tmp_p
 
 async def test_pictures_a_minute(limited: Limiting) -> None:
     async with limited(per_minute=3) as stage:
-        assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
-        status, _, headers = await edit(stage, ALICE, n="2")
-        assert (status, headers["RateLimit-Policy"]) == (200, '"pictures";q=3;w=60')
-        assert headers["RateLimit"].startswith('"pictures";r=1;t=')
-        status, code, headers = await edit(stage, ALICE, n="2")
-        assert (status, code) == (429, "rate_limit_exceeded")
-        assert 1 <= int(headers["Retry-After"]) <= 20
-        assert headers["RateLimit"].startswith('"pictures";r=1;t=')
-        status, _, headers = await edit(stage, ALICE, "/v1/jobs")
-        assert (status, headers["RateLimit"].startswith('"pictures";r=0;t=')) == (202, True)
-        async with stage.http.post(
-            "/v1/templates", data=stage.form(b"picture", None), headers=ALICE
-        ) as response:
-            assert (response.status, "Retry-After" in response.headers) == (429, True)
-        status, _, headers = await edit(stage, BOB)
-        assert (status, "RateLimit" in headers) == (200, False)
-        async with stage.http.get("/metrics") as response:
-            refused = 'giornata_tenant_refusals_total{code="rate_limit_exceeded",tenant="alice"} 2.0'
-            assert refused in await response.text()
+        assert (await edit(stage, ALICE, n="4")).code == (400, "invalid_field")
+        answer = (await edit(stage, ALICE, n="2")).expect(200)
+        assert answer.headers["RateLimit-Policy"] == '"pictures";q=3;w=60'
+        assert answer.headers["RateLimit"].startswith('"pictures";r=1;t=')
+        answer = await edit(stage, ALICE, n="2")
+        assert answer.code == (429, "rate_limit_exceeded")
+        assert 1 <= int(answer.headers["Retry-After"]) <= 20
+        assert answer.headers["RateLimit"].startswith('"pictures";r=1;t=')
+        answer = (await edit(stage, ALICE, "/v1/jobs")).expect(202)
+        assert answer.headers["RateLimit"].startswith('"pictures";r=0;t=')
+        answer = await stage.post("/v1/templates", data=stage.form(b"picture", None), headers=ALICE)
+        assert (answer.status, "Retry-After" in answer.headers) == (429, True)
+        assert "RateLimit" not in (await edit(stage, BOB)).expect(200).headers
+        refused = 'giornata_tenant_refusals_total{code="rate_limit_exceeded",tenant="alice"} 2.0'
+        assert refused in (await stage.get("/metrics")).text
 
 
 async def test_a_tenant_without_room_is_refused_before_its_pictures_are_read(limited: Limiting) -> None:
     async with limited(per_minute=1) as stage:
-        assert (await edit(stage, ALICE))[0] == 200
+        assert (await edit(stage, ALICE)).status == 200
         headers = ALICE | {"Content-Type": "multipart/form-data; boundary=b"}
         assert (await stage.post("/v1/images/edits", data=b"not a form", headers=headers)).status == 429
 
@@ -111,53 +103,41 @@ async def test_pictures_in_progress_of_edits_and_of_jobs(limited: Limiting) -> N
         stage.router.hold = asyncio.Event()
         job_id = (await stage.post("/v1/jobs", data=stage.form(n="2"), headers=ALICE)).json["id"]
         await stage.router.held.wait()
-        stage.router.held.clear()
-        waiting = asyncio.create_task(edit(stage, ALICE))
-        await stage.router.held.wait()
+        waiting = await stage.begin(edit(stage, ALICE))
         for path in ("/v1/images/edits", "/v1/jobs"):
-            status, code, headers = await edit(stage, ALICE, path)
-            assert (status, code, int(headers["Retry-After"]) >= 1) == (
-                429,
-                "concurrency_limit_exceeded",
-                True,
-            )
-        assert (await edit(stage, BOB, "/v1/jobs"))[0] == 202, "another tenant's pictures are not alice's"
-        stage.router.hold.set()
-        assert (await waiting)[0] == 200
+            answer = await edit(stage, ALICE, path)
+            assert answer.code == (429, "concurrency_limit_exceeded")
+            assert int(answer.headers["Retry-After"]) >= 1
+        assert (await edit(stage, BOB, "/v1/jobs")).status == 202, "another tenant's pictures are not alice's"
+        stage.router.go_on()
+        assert (await waiting).status == 200
         stage.router.hold = None
         assert "image_edit.completed" in (await stage.get(f"/v1/jobs/{job_id}/events", headers=ALICE)).text
-        assert (await edit(stage, ALICE, n="3"))[0] == 200
-        assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
+        assert (await edit(stage, ALICE, n="3")).status == 200
+        assert (await edit(stage, ALICE, n="4")).code == (400, "invalid_field")
 
 
 async def test_who_leaves_gives_its_pictures_back(limited: Limiting) -> None:
     async with limited(in_progress=1) as stage:
-        stage.router.hold = asyncio.Event()
-        gone = asyncio.create_task(edit(stage, ALICE))
-        await stage.router.held.wait()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        gone = await stage.begin(edit(stage, ALICE))
+        await leave(gone)
         async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         stage.router.hold = None
-        assert (await edit(stage, ALICE))[0] == 200
+        assert (await edit(stage, ALICE)).status == 200
 
 
 async def test_an_edit_with_a_key_counts_until_it_ends_not_until_its_client_leaves(limited: Limiting) -> None:
     async with limited(in_progress=1) as stage:
-        stage.router.hold = asyncio.Event()
         headers = ALICE | {"Idempotency-Key": secrets.token_hex(8)}
-        gone = asyncio.create_task(edit(stage, headers))
-        await stage.router.held.wait()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
-            pass
-        assert (await edit(stage, ALICE))[1] == "concurrency_limit_exceeded"
+        gone = await stage.begin(edit(stage, headers))
+        await leave(gone)
+        await stage.get("/healthz")
+        assert (await edit(stage, ALICE)).code == (429, "concurrency_limit_exceeded")
         again = asyncio.create_task(edit(stage, headers))
-        stage.router.hold.set()
-        assert (await again)[0] == 200
-        assert (await edit(stage, ALICE))[0] == 200
+        stage.router.go_on()
+        assert (await again).status == 200
+        assert (await edit(stage, ALICE)).status == 200
 
 
 async def test_an_edit_with_a_key_that_is_refused_counts_no_more_though_its_client_has_left(
@@ -168,15 +148,13 @@ async def test_an_edit_with_a_key_that_is_refused_counts_no_more_though_its_clie
         stage.router.answer_when = asyncio.Event()
         gone = asyncio.create_task(edit(stage, ALICE | {"Idempotency-Key": secrets.token_hex(8)}))
         await stage.router.asked.wait()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
-            pass
-        assert (await edit(stage, ALICE))[1] == "concurrency_limit_exceeded"
+        await leave(gone)
+        await stage.get("/healthz")
+        assert (await edit(stage, ALICE)).code == (429, "concurrency_limit_exceeded")
         accepting = [task for task in asyncio.all_tasks() if task.get_name().startswith("accept-")]
         stage.router.answer_when.set()
         await asyncio.wait(accepting)
-        assert (await edit(stage, ALICE))[0] == 200
+        assert (await edit(stage, ALICE)).status == 200
 
 
 async def test_limits_at_the_nats_door(limited: Limiting, nats_url: str) -> None:
@@ -189,7 +167,7 @@ async def test_limits_at_the_nats_door(limited: Limiting, nats_url: str) -> None
         with pytest.raises(ConcurrencyLimited) as busy:
             await client.edit(image=b"picture", prompt="x")
         assert busy.value.retry_after_s
-        stage.router.hold.set()
+        stage.router.go_on()
         await first
         await (await client.edit(image=b"picture", prompt="x"))
         with pytest.raises(RateLimited) as caught:
@@ -200,15 +178,15 @@ async def test_limits_at_the_nats_door(limited: Limiting, nats_url: str) -> None
 
 async def test_without_keys_the_configuration_says_what_everybody_may_do(opening: Opening) -> None:
     async with opening(tenant_per_minute=1) as stage:
-        assert (await edit(stage, {}))[0] == 200
-        assert (await edit(stage, {}))[:2] == (429, "rate_limit_exceeded")
+        assert (await edit(stage, {})).status == 200
+        assert (await edit(stage, {})).code == (429, "rate_limit_exceeded")
         assert {job.weight for job in stage.router.jobs.values()} == {1.0}
 
 
 async def test_no_key_is_in_the_log(limited: Limiting, capfd: pytest.CaptureFixture[str]) -> None:
     async with limited() as stage:
-        assert (await edit(stage, ALICE))[0] == 200
-        assert (await edit(stage, {"Authorization": "Bearer sk-stranger-1"}))[0] == 401
+        assert (await edit(stage, ALICE)).status == 200
+        assert (await edit(stage, {"Authorization": "Bearer sk-stranger-1"})).status == 401
     told = "".join(capfd.readouterr())
     assert "accepted" in told
     assert [key for key in (*KEYS, "sk-stranger-1") if key in told] == []

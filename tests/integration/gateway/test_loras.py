@@ -24,7 +24,7 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.subjects import NatsRole
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
-from tests.integration.gateway_fakes import MEMORY_BLOBS, Opening, Stage, open_stage
+from tests.integration.gateway_fakes import MEMORY_BLOBS, Answer, Opening, Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 from tests.patience import HUNG_MS
 
@@ -70,25 +70,23 @@ async def doors(house: Stage) -> Stage:
 
 async def upload(
     stage: Stage, data: bytes | None, headers: dict[str, str] = ALICE, /, **fields: str
-) -> tuple[int, dict[str, Any]]:
+) -> Answer:
     form = aiohttp.FormData(default_to_multipart=True)
     if data is not None:
         form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
     for name, value in fields.items():
         form.add_field(name, value)
-    return (await stage.post("/v1/loras", data=form, headers=headers)).told
+    return await stage.post("/v1/loras", data=form, headers=headers)
 
 
-async def ask(
-    stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE
-) -> tuple[int, dict[str, Any]]:
-    return (await stage.ask(method, f"/v1/loras{path}", headers=headers)).told
+async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE) -> Answer:
+    return await stage.ask(method, f"/v1/loras{path}", headers=headers)
 
 
 async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> None:
-    status, told = await upload(doors, lora(20), model="tiny", name="dark rims")
+    status, told = (await upload(doors, lora(20), model="tiny", name="dark rims")).told
     assert (status, told["object"], told["model"], told["name"]) == (202, "lora", "tiny", "dark rims")
-    status, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    status, ready = (await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")).told
     assert (status, ready["state"], ready["style"], ready["rank"], ready["modules"]) == (
         200,
         "ready",
@@ -97,35 +95,31 @@ async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> No
         1,
     )
     assert not ready["shared"]
-    _, second = await upload(doors, lora(21))
+    second = (await upload(doors, lora(21))).json
     assert second["name"] == "rims"
-    _, page = await ask(doors, "GET", "?limit=1")
+    page = (await ask(doors, "GET", "?limit=1")).json
     assert (len(page["data"]), page["has_more"]) == (1, True)
-    _, rest = await ask(doors, "GET", f"?limit=1&after={page['data'][0]['id']}")
+    rest = (await ask(doors, "GET", f"?limit=1&after={page['data'][0]['id']}")).json
     assert {page["data"][0]["id"], rest["data"][0]["id"]} == {told["id"], second["id"]}
     assert not rest["has_more"]
-    status, error = await upload(doors, lora(22))
-    assert (status, error["error"]["code"]) == (409, "lora_limit")
-    assert await ask(doors, "DELETE", f"/{told['id']}") == (
+    assert (await upload(doors, lora(22))).code == (409, "lora_limit")
+    assert (await ask(doors, "DELETE", f"/{told['id']}")).told == (
         200,
         {"id": told["id"], "object": "lora", "deleted": True},
     )
-    status, error = await ask(doors, "GET", f"/{told['id']}")
-    assert (status, error["error"]["code"]) == (404, "lora_not_found")
+    assert (await ask(doors, "GET", f"/{told['id']}")).code == (404, "lora_not_found")
 
 
 async def test_a_file_of_several_pieces_arrives_whole(doors: Stage) -> None:
     data = lora(23, rank=500) + b""
     big = lora(24, rank=16_000)
     assert len(big) > 2 << 20
-    status, told = await upload(doors, data)
-    assert (status, told["bytes"]) == (202, len(data))
-    status, error = await upload(doors, big)  # whole, and then its rank is seen
-    assert (status, error["error"]["code"]) == (413, "lora_too_large")
-    status, error = await upload(doors, bytes(5 << 20))  # cut off on the way
-    assert (status, error["error"]["code"]) == (413, "lora_too_large")
-    _, page = await ask(doors, "GET", "")
-    assert [one["id"] for one in page["data"]] == [told["id"]]
+    told = await upload(doors, data)
+    assert (told.status, told.json["bytes"]) == (202, len(data))
+    assert (await upload(doors, big)).code == (413, "lora_too_large")
+    assert (await upload(doors, bytes(5 << 20))).code == (413, "lora_too_large")
+    page = (await ask(doors, "GET", "")).json
+    assert [one["id"] for one in page["data"]] == [told.json["id"]]
 
 
 @pytest.mark.parametrize(
@@ -141,38 +135,35 @@ async def test_a_file_of_several_pieces_arrives_whole(doors: Stage) -> None:
 async def test_what_cannot_be_a_lora_is_refused_with_a_code(
     doors: Stage, data: bytes | None, fields: dict[str, str], status: int, code: str
 ) -> None:
-    answered, error = await upload(doors, data, **fields)
-    assert (answered, error["error"]["code"]) == (status, code)
-    assert (await ask(doors, "GET", ""))[1]["data"] == []
+    assert (await upload(doors, data, **fields)).code == (status, code)
+    assert (await ask(doors, "GET", "")).json["data"] == []
 
 
 async def ready(stage: Stage, data: bytes, headers: dict[str, str] = ALICE) -> str:
     """The id of an uploaded LoRA, once it may be used."""
-    _, told = await upload(stage, data, headers)
-    _, now = await ask(stage, "GET", f"/{told['id']}?wait_ms=60000", headers)
+    told = (await upload(stage, data, headers)).json
+    now = (await ask(stage, "GET", f"/{told['id']}?wait_ms=60000", headers)).json
     assert now["state"] == "ready"
     return str(now["id"])
 
 
 async def edit(
     stage: Stage, loras: object, headers: dict[str, str] = ALICE, path: str = "/v1/images/edits"
-) -> tuple[int, dict[str, Any]]:
+) -> Answer:
     form = stage.form(loras=json.dumps(loras))
-    return (await stage.post(path, data=form, headers=headers)).told
+    return await stage.post(path, data=form, headers=headers)
 
 
 async def test_an_edit_names_loras_and_its_job_keeps_what_they_are(doors: Stage) -> None:
     first, second = [await ready(doors, lora(seed)) for seed in (30, 31)]
     asked = [{"id": second, "scale": -0.5}, {"id": first}]
-    status, answer = await edit(doors, asked)
-    assert status == 200, answer
+    (await edit(doors, asked)).expect(200)
     job = (await doors.record()).job
     assert [(use.lora_id, use.scale, use.sha256, use.rank) for use in job.loras] == [
         (second, -0.5, "0" * 64, 4),
         (first, 1.0, "0" * 64, 4),
     ]
-    status, told = await edit(doors, asked, path="/v1/jobs")
-    assert status == 202, told
+    told = (await edit(doors, asked, path="/v1/jobs")).expect(202).json
     assert told["loras"] == [{"id": second, "scale": -0.5}, {"id": first, "scale": 1.0}]
 
 
@@ -180,32 +171,30 @@ async def test_a_lora_that_cannot_be_used_is_refused_before_there_is_a_job(doors
     own, anothers = await ready(doors, lora(32)), await ready(doors, lora(32), BOB)
     unknown = f"lora_{'0' * 32}"
     for wrong in (unknown, anothers):
-        status, answer = await edit(doors, [{"id": own}, {"id": wrong}])
-        error = answer["error"]
-        assert (status, error["code"], error["param"], error["received"]) == (
+        answer = await edit(doors, [{"id": own}, {"id": wrong}])
+        error = answer.error
+        assert (answer.status, error["code"], error["param"], error["received"]) == (
             404,
             "lora_not_found",
             "loras",
             wrong,
         )
-    async with doors.http.post(
-        "/v1/images/edits", data=doors.form(loras="lora_x"), headers=ALICE
-    ) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_field")
+    answer = await doors.post("/v1/images/edits", data=doors.form(loras="lora_x"), headers=ALICE)
+    assert answer.code == (400, "invalid_field")
     assert not doors.router.jobs
 
 
 async def test_a_deleted_lora_ends_no_job_that_named_it(doors: Stage) -> None:
     name = await ready(doors, lora(33))
-    assert (await edit(doors, [{"id": name}]))[0] == 200
-    assert (await ask(doors, "DELETE", f"/{name}"))[0] == 200
-    assert (await edit(doors, [{"id": name}]))[0] == 404
+    assert (await edit(doors, [{"id": name}])).status == 200
+    assert (await ask(doors, "DELETE", f"/{name}")).status == 200
+    assert (await edit(doors, [{"id": name}])).status == 404
     assert (await doors.record()).job.loras[0].lora_id == name
 
 
 async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(doors: Stage) -> None:
-    _, told = await upload(doors, lora(26), model="tiny")
-    _, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    told = (await upload(doors, lora(26), model="tiny")).json
+    ready = (await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")).json
     assert ready["joins_within"] is None
     record = await doors.router.bus.jetstream.key_value("giornata-loras")
     (key,) = [key for key in await record.keys() if key.endswith(told["id"])]
@@ -229,7 +218,7 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(doo
             remaining_ms=HUNG_MS,
         )
         await profiler.call(subjects.lora("profiled"), share, LoraRecord, Deadline.after_ms(HUNG_MS))
-    _, ready = await ask(doors, "GET", f"/{told['id']}")
+    ready = (await ask(doors, "GET", f"/{told['id']}")).json
     assert ready["joins_within"] == 0.25
     async with bus.connect(doors.config.nats_url, "stranger") as other:  # an application's inbox
         with pytest.raises(InvalidField):
@@ -237,21 +226,19 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(doo
 
 
 async def test_a_lora_is_pinned_and_unpinned_by_its_tenant(doors: Stage) -> None:
-    _, told = await upload(doors, lora(40))
-    _, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    told = (await upload(doors, lora(40))).json
+    ready = (await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")).json
     assert not ready["pinned"]
-    status, pinned = await ask(doors, "PUT", f"/{told['id']}/pin")
-    assert (status, pinned["pinned"]) == (200, True)
-    assert (await ask(doors, "PUT", f"/{told['id']}/pin"))[0] == 200  # it may be asked again
-    status, error = await ask(doors, "PUT", f"/{told['id']}/pin", BOB)
-    assert (status, error["error"]["code"]) == (404, "lora_not_found")
-    _, second = await upload(doors, lora(41))
+    pinned = await ask(doors, "PUT", f"/{told['id']}/pin")
+    assert (pinned.status, pinned.json["pinned"]) == (200, True)
+    assert (await ask(doors, "PUT", f"/{told['id']}/pin")).status == 200  # it may be asked again
+    assert (await ask(doors, "PUT", f"/{told['id']}/pin", BOB)).code == (404, "lora_not_found")
+    second = (await upload(doors, lora(41))).json
     await ask(doors, "GET", f"/{second['id']}?wait_ms=60000")
-    status, error = await ask(doors, "PUT", f"/{second['id']}/pin")
-    assert (status, error["error"]["code"]) == (409, "lora_limit")
-    status, unpinned = await ask(doors, "DELETE", f"/{told['id']}/pin")
-    assert (status, unpinned["pinned"]) == (200, False)
-    assert (await ask(doors, "PUT", f"/{second['id']}/pin"))[0] == 200
+    assert (await ask(doors, "PUT", f"/{second['id']}/pin")).code == (409, "lora_limit")
+    unpinned = await ask(doors, "DELETE", f"/{told['id']}/pin")
+    assert (unpinned.status, unpinned.json["pinned"]) == (200, False)
+    assert (await ask(doors, "PUT", f"/{second['id']}/pin")).status == 200
 
 
 async def test_a_store_that_is_away_is_not_the_clients_slowness(
@@ -260,5 +247,5 @@ async def test_a_store_that_is_away_is_not_the_clients_slowness(
     """The file is here; its pace was counted while the store was waited for, and the client got 408."""
     monkeypatch.setattr("giornata.lora_files.RESTART_S", 1.5)
     async with opening(head_s=0.5) as stage:
-        status, answer = await upload(stage, lora(), {}, model=CARD.name)
-    assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+        answer = await upload(stage, lora(), {}, model=CARD.name)
+    assert (answer.status, answer.error["code"]) == (503, "service_unavailable")

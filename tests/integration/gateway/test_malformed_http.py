@@ -114,5 +114,5 @@ async def test_a_header_that_is_given_twice_is_refused(opening: Opening, tmp_pat
             status, head, error = await told(stage, GET + alone + twice + b"\r\n")
             assert (status, error["code"], error["param"]) == (400, "invalid_field", name)
             assert b"Server: giornata\r\n" in head
-        async with stage.http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"}) as response:
-            assert (response.status, response.headers["Server"]) == (200, "giornata")
+        answer = await stage.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        assert (answer.status, answer.headers["Server"]) == (200, "giornata")

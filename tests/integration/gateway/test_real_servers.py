@@ -62,7 +62,7 @@ async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be
 ) -> None:
     monkeypatch.setattr(nats_door, "REPLY_BYTES", REPLY_MARGIN_BYTES)
     async with opening() as stage, seeing(stage) as scene:
-        _, told = await scene.told()
+        told = (await scene.masks()).json
         image = await stage.router.blobs.put("default/upload/image", FILE, HUNG_S)
         made = await answered(nats_url, image=image)
         assert made.data is None
@@ -86,8 +86,7 @@ async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be
 
 async def test_what_webuiapi_sends_by_itself_is_accepted(opening: Opening) -> None:
     async with opening() as painter:
-        painter.router.cards = (CARD, SDXL)
-        await painter.router.announce()
+        await painter.serve(CARD, SDXL)
         host, port = painter.url.removeprefix("http://").split(":")
         image = Image.fromarray(np.zeros((48, 64, 3), np.uint8))
 

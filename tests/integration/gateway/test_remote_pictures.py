@@ -151,7 +151,7 @@ async def test_a_repetition_of_a_job_in_progress_fetches_no_more_either(
             await stage.router.held.wait()
         again = asyncio.create_task(edit(stage, shelf, "a", "same"))
         assert await edit(stage, shelf, "a", "same", n=2) == 429, "whichever of both comes first"
-        stage.router.hold.set()
+        stage.router.go_on()
         assert {await first, await again} == {200}
         assert len(stage.router.jobs) == 1
         assert shelf.asked == 2

@@ -15,7 +15,7 @@ from giornata_gateway import gateway
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_connections import one_answer
 from tests.integration.gateway.test_hostile import LARGE, connection, upload
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Answer, Opening, Stage
 from tests.patience import HUNG_S
 
 MIB: Final = 1 << 20
@@ -28,8 +28,8 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return {"api_keys_file": write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})}
 
 
-async def edit(stage: Stage, headers: dict[str, str], image: bytes = b"picture") -> tuple[int, Any]:
-    return (await stage.post("/v1/images/edits", data=stage.form(image), headers=headers)).told
+async def edit(stage: Stage, headers: dict[str, str], image: bytes = b"picture") -> Answer:
+    return await stage.post("/v1/images/edits", data=stage.form(image), headers=headers)
 
 
 async def job(stage: Stage, headers: dict[str, str]) -> str:
@@ -39,9 +39,9 @@ async def job(stage: Stage, headers: dict[str, str]) -> str:
 
 
 async def fleet(stage: Stage, headers: dict[str, str]) -> dict[str, Any]:
-    async with stage.http.get("/v1/fleet", headers=headers) as response:
-        view: dict[str, Any] = await response.json()
-        return view
+    answer = await stage.get("/v1/fleet", headers=headers)
+    view: dict[str, Any] = answer.json
+    return view
 
 
 async def told(stage: Stage) -> str:
@@ -64,7 +64,7 @@ async def test_bodies_that_stop_keep_no_other_tenant_out(opening: Opening, optio
             readers.append(reader)
         while await used(stage, "uploads") < 1_700_000:
             pass
-        assert (await edit(stage, BOB, b"x" * 300_000))[0] == 200
+        assert (await edit(stage, BOB, b"x" * 300_000)).status == 200
         answers = [asyncio.create_task(one_answer(reader)) for reader in readers]
         done, _ = await asyncio.wait(answers, timeout=HUNG_S, return_when=asyncio.FIRST_COMPLETED)
         assert [answer.result().split(b" ")[1] for answer in done] == [b"429"]
@@ -107,10 +107,9 @@ async def test_streams_of_one_tenant_keep_no_other_out(opening: Opening, options
             async with asyncio.timeout(HUNG_S):
                 assert (await first.read()).endswith(b"retry: 5000\n\n")
                 assert b"event: fleet" in await second.content.readline()
-            async with stage.http.get("/v1/fleet", headers=ALICE | STREAM) as third:
-                error = (await third.json())["error"]
-                assert (third.status, error["code"]) == (429, "too_many_streams")
-                assert "event streams" in error["message"]
+            answer = await stage.get("/v1/fleet", headers=ALICE | STREAM)
+            assert answer.code == (429, "too_many_streams")
+            assert "event streams" in answer.error["message"]
 
 
 async def test_a_tenant_is_told_of_models_and_its_own_load_and_an_operator_of_everything(
@@ -119,9 +118,7 @@ async def test_a_tenant_is_told_of_models_and_its_own_load_and_an_operator_of_ev
     limits = {"alice": TenantLimits(operator=True)}
     keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"}, limits)
     async with opening(api_keys_file=keys) as stage:
-        stage.router.hold = asyncio.Event()
-        running = asyncio.create_task(edit(stage, ALICE))
-        await stage.router.held.wait()
+        running = await stage.begin(edit(stage, ALICE))
         whole, own = [await fleet(stage, headers) for headers in (ALICE, BOB)]
         secret = {one[name] for one in whole["instances"] for name in ("host", "instance")}
         assert not any(word in json.dumps(own) for word in secret)
@@ -131,5 +128,5 @@ async def test_a_tenant_is_told_of_models_and_its_own_load_and_an_operator_of_ev
         hidden = ("running_rows", "queued_jobs", "free_rows", "stores", "templates")
         assert [own[name] for name in hidden] == [0, None, None, None, None]
         assert own["workers"] == whole["workers"]
-        stage.router.hold.set()
-        assert (await running)[0] == 200
+        stage.router.go_on()
+        assert (await running).status == 200

@@ -18,28 +18,26 @@ from tests.patience import HUNG_S
 
 
 async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
-    async with stage.http.get("/readyz") as response:
-        assert (response.status, await response.json()) == (
-            200,
-            {"ready": True, "missing": [], "models": ["tiny"], "nearly_full": [], "storage_full": {}},
-        )
+    assert (await stage.get("/readyz")).told == (
+        200,
+        {"ready": True, "missing": [], "models": ["tiny"], "nearly_full": [], "storage_full": {}},
+    )
     stage.router.cards = ()
     await stage.router.announce()
-    async with stage.http.get("/readyz") as response:
-        assert (response.status, (await response.json())["missing"]) == (503, ["denoiser"])
-        assert response.headers["Retry-After"] == "1"
+    answer = await stage.get("/readyz")
+    assert (answer.status, answer.json["missing"]) == (503, ["denoiser"])
+    assert answer.headers["Retry-After"] == "1"
     stage.router.ready = False
     await stage.router.announce()
-    async with stage.http.get("/readyz") as response:
-        missing = (await response.json())["missing"]
-        assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"
-    status, answer = await stage.edit()
-    assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+    answer = await stage.get("/readyz")
+    missing = answer.json["missing"]
+    assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"
+    assert (await stage.edit()).code == (503, "service_unavailable")
 
 
 async def test_models_have_other_names_where_the_configuration_gives_them_some(opening: Opening) -> None:
     async with opening(model_aliases="gpt-image-1=tiny") as stage:
-        assert (await stage.edit(model="gpt-image-1"))[0] == 200
+        assert (await stage.edit(model="gpt-image-1")).status == 200
         job = (await stage.record()).job
         assert (job.model, job.parameters.model) == ("tiny", "tiny")
         async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
@@ -51,7 +49,7 @@ async def test_models_have_other_names_where_the_configuration_gives_them_some(o
         assert missed.value.code == "model_not_found"
         assert "The closest is tiny." in missed.value.message
         answer = await stage.get("/v1/models/gpt-image-2")
-        assert (answer.status, answer.json["error"]["accepted"]) == (
+        assert (answer.status, answer.error["accepted"]) == (
             404,
             "tiny, gpt-image-1 (stands for tiny)",
         )
@@ -59,17 +57,15 @@ async def test_models_have_other_names_where_the_configuration_gives_them_some(o
 
 async def test_a_field_that_no_list_names_is_refused_with_the_models_whose_list_does(stage: Stage) -> None:
     guided = CARD.model_copy(update={"name": "guided", "guided_above": 1.0})
-    stage.router.cards = (CARD, guided)
-    await stage.router.announce()
+    await stage.serve(CARD, guided)
     told = {model["id"]: model["fields"] for model in (await stage.get("/v1/models")).json["data"]}
     assert {name: list(fields) for name, fields in told.items()} == {"guided": ["edit"], "tiny": ["edit"]}
     assert set(told["guided"]["edit"]) - set(told["tiny"]["edit"]) == {"negative_prompt"}
-    status, answer = await stage.edit(model="tiny", negative_prompt="snow")
-    assert (status, answer["error"]["param"]) == (400, "negative_prompt")
-    assert answer["error"]["accepted"] == "leave negative_prompt out; models that take it: guided"
-    status, answer = await stage.edit(model="tiny", sampler="heun")
-    assert (status, answer["error"]["param"]) == (400, "sampler")
-    assert (await stage.edit(model="guided", negative_prompt="snow"))[0] == 200
+    answer = await stage.edit(model="tiny", negative_prompt="snow")
+    assert answer.fault == (400, "negative_prompt")
+    assert answer.error["accepted"] == "leave negative_prompt out; models that take it: guided"
+    assert (await stage.edit(model="tiny", sampler="heun")).fault == (400, "sampler")
+    assert (await stage.edit(model="guided", negative_prompt="snow")).status == 200
 
 
 async def test_health_follows_the_servers(
@@ -79,15 +75,15 @@ async def test_health_follows_the_servers(
         raise ServiceUnavailable
 
     async with opening() as stage:
-        async with stage.http.get("/healthz") as response:
-            assert (response.status, (await response.json())["healthy"]) == (200, True)
+        answer = await stage.get("/healthz")
+        assert (answer.status, answer.json["healthy"]) == (200, True)
         monkeypatch.setattr(stage.router.blobs, "ping", ping)
-        async with stage.http.get("/healthz") as response:
-            assert (response.status, (await response.json())["nats"]) == (503, "ok")
-            assert response.headers["Retry-After"] == "1"
+        answer = await stage.get("/healthz")
+        assert (answer.status, answer.json["nats"]) == (503, "ok")
+        assert answer.headers["Retry-After"] == "1"
         memory_nats.kill()
-        async with stage.http.get("/healthz") as response:
-            assert (response.status, (await response.json())["nats"] == "ok") == (503, False)
+        answer = await stage.get("/healthz")
+        assert (answer.status, answer.json["nats"] == "ok") == (503, False)
         memory_nats.start()
 
 
@@ -95,17 +91,14 @@ async def test_an_end_that_came_while_nats_was_away_is_noticed(
     memory_nats: MemoryNatsServer, opening: Opening
 ) -> None:
     async with opening() as stage:
-        stage.router.hold = asyncio.Event()
         stage.router.publish_done = False
-        request = asyncio.create_task(stage.edit())
-        await stage.router.held.wait()
-        stage.router.hold.set()
+        request = await stage.begin(stage.edit())
+        stage.router.go_on()
         await stage.router.ended.wait()  # its record says completed, and its event is lost
         memory_nats.kill()
         memory_nats.start()
         async with asyncio.timeout(HUNG_S):
-            status, answer = await request
-        assert status == 200, answer
+            (await request).expect(200)
         assert (await stage.record()).state is JobState.COMPLETED
 
 
@@ -127,7 +120,7 @@ async def test_streams_work_again_after_nats_was_away(
         async with stage.http.post(
             "/v1/images/edits", data=stage.form(stream="true", progress="true")
         ) as response:
-            stage.router.hold.set()
+            stage.router.go_on()
             text = await response.text()
         assert response.status == 200, text
         assert '"step":3' in text
@@ -138,8 +131,7 @@ async def test_metrics_count_doors_codes_stages_and_workers(opening: Opening) ->
     async with opening() as stage:
         await stage.edit()
         await stage.edit(n="99")
-        async with stage.http.get("/v1/jobs/job_none"):
-            pass
+        await stage.get("/v1/jobs/job_none")
         text = (await stage.get("/metrics")).text
     for line in (
         'giornata_requests_total{code="ok",door="http",route="/v1/images/edits",status="200"} 1.0',
@@ -159,9 +151,9 @@ async def test_metrics_count_doors_codes_stages_and_workers(opening: Opening) ->
 
 async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> None:
     assert (await stage.get("/v2/nothing")).code == (404, "route_not_found")
-    async with stage.http.get("/v1/images/edits") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (405, "method_not_allowed")
-        assert response.headers["Allow"] == "POST"
+    answer = await stage.get("/v1/images/edits")
+    assert answer.code == (405, "method_not_allowed")
+    assert answer.headers["Allow"] == "POST"
 
 
 async def test_a_server_that_stands_still_is_not_called_full(

@@ -50,16 +50,15 @@ def check(document: Document, path: str, method: str, events: list[dict[str, str
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def document(stage: Stage) -> Document:
-    async with stage.http.get("/openapi.json") as response:
-        found: Document = await response.json()
-        return found
+    found: Document = (await stage.get("/openapi.json")).json
+    return found
 
 
 async def edited(stage: Stage, **fields: str) -> list[dict[str, str]]:
     form = stage.form(stream="true", progress="true", **fields)
-    async with stage.http.post("/v1/images/edits", data=form) as response:
-        assert response.content_type == STREAM
-        return parse(await response.text())
+    answer = await stage.post("/v1/images/edits", data=form)
+    assert answer.content_type == STREAM
+    return parse(answer.text)
 
 
 async def followed(stage: Stage, **fields: str) -> list[dict[str, str]]:
@@ -76,14 +75,11 @@ async def test_the_stream_of_an_edit_is_as_documented(stage: Stage, document: Do
 
 
 async def test_the_stream_of_a_generation_is_as_documented(stage: Stage, document: Document) -> None:
-    stage.router.cards = (CARD.model_copy(update={"tasks": tuple(Task), "generation_guidance_scale": 3.5}),)
-    await stage.router.announce()
+    await stage.serve(CARD.model_copy(update={"tasks": tuple(Task), "generation_guidance_scale": 3.5}))
     stage.router.row_errors = {1: RowPoisoned()}
     asked = {"prompt": "a red barn", "n": 2, "partial_images": 1}
-    async with stage.http.post(
-        "/v1/images/generations", json=asked | {"stream": True, "progress": True}
-    ) as response:
-        told = parse(await response.text())
+    streaming = asked | {"stream": True, "progress": True}
+    told = parse((await stage.post("/v1/images/generations", json=streaming)).text)
     names = {"image_generation.progress", "image_generation.partial_image", "image_generation.completed"}
     assert check(document, "/v1/images/generations", "post", told) == names | {"error"}
     job = (await stage.post("/v1/jobs", json=asked)).json["id"]

@@ -21,30 +21,27 @@ async def test_every_file_is_served_with_its_type_and_a_strict_policy(stage: Sta
     pages = {"/": "index.html", "/docs": "docs.html"}
     files = [path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()]
     for url, name in {**pages, **{f"/studio/{name}": name for name in files}}.items():
-        async with stage.http.get(url) as answer:
-            assert answer.status == 200, url
-            assert await answer.read() == (STATIC / name).read_bytes()
-            policy = answer.headers["Content-Security-Policy"]
-            assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
-            assert "unsafe" not in policy
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert answer.headers["Cache-Control"] == "no-cache"
+        answer = await stage.get(url)
+        assert answer.status == 200, url
+        assert answer.body == (STATIC / name).read_bytes()
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-cache"
 
 
 async def test_a_file_that_the_browser_has_is_not_sent_again(stage: Stage) -> None:
-    async with stage.http.get("/") as answer:
-        tag = answer.headers["ETag"]
+    tag = (await stage.get("/")).headers["ETag"]
     for known, status in ((tag, 304), (f'W/{tag}, "x"', 304), ('"other"', 200)):
-        async with stage.http.get("/", headers={"If-None-Match": known}) as answer:
-            assert (answer.status, answer.headers["ETag"]) == (status, tag)
-            assert bool(await answer.read()) == (status == 200)
+        answer = await stage.get("/", headers={"If-None-Match": known})
+        assert (answer.status, answer.headers["ETag"]) == (status, tag)
+        assert bool(answer.body) == (status == 200)
 
 
 @pytest.mark.parametrize("path", ["nothing.js", "../catalog.py", "js/%2e%2e/%2e%2e/catalog.py", "js/", "."])
 async def test_nothing_else_is_served(stage: Stage, path: str) -> None:
-    async with stage.http.get(f"/studio/{path}") as answer:
-        assert answer.status == 404
-        assert (await answer.json())["error"]["code"] == "route_not_found"
+    assert (await stage.get(f"/studio/{path}")).code == (404, "route_not_found")
 
 
 def test_the_pages_name_only_files_that_are_there_and_no_inline_code() -> None:
@@ -91,15 +88,12 @@ async def test_watchers_of_the_fleet_are_counted_and_sent_away_at_the_drain(
     stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     accept = {"Accept": "text/event-stream"}
-    folder = tmp_path / "one"
-    folder.mkdir()
     async with (
-        open_gateway(stage.router, nats_url, redis_url, folder, max_streams=1) as only,
+        open_gateway(stage.router, nats_url, redis_url, tmp_path / "one", max_streams=1) as only,
         only.http.get("/v1/fleet", headers=accept) as first,
     ):
-        async with only.http.get("/v1/fleet", headers=accept) as second:
-            assert second.status == 429
-            assert "Retry-After" in second.headers
+        answer = (await only.get("/v1/fleet", headers=accept)).expect(429)
+        assert "Retry-After" in answer.headers
         only.stop.set()
         async with asyncio.timeout(HUNG_S):
             assert b"event: fleet" in await first.read()

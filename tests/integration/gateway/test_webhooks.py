@@ -20,7 +20,7 @@ from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.jobs.preparation import HEADER
 from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Answer, Opening, Stage
 from tests.patience import HUNG_S
 from tests.receiver import receiving
 
@@ -34,15 +34,13 @@ def hooked(folder: Path, **options: Any) -> dict[str, Any]:
     return known | LOCAL | options
 
 
-async def submit(
-    stage: Stage, url: str, headers: dict[str, str] = ALICE, **fields: str
-) -> tuple[int, dict[str, Any]]:
+async def submit(stage: Stage, url: str, headers: dict[str, str] = ALICE, **fields: str) -> Answer:
     form = stage.form(webhook=url, **fields)
-    return (await stage.post("/v1/jobs", data=form, headers=headers)).told
+    return await stage.post("/v1/jobs", data=form, headers=headers)
 
 
-async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE) -> tuple[int, Any]:
-    return (await stage.ask(method, f"/v1/webhooks{path}", headers=headers)).told
+async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE) -> Answer:
+    return await stage.ask(method, f"/v1/webhooks{path}", headers=headers)
 
 
 async def secret_of(stage: Stage, headers: dict[str, str] = ALICE) -> str:
@@ -50,9 +48,7 @@ async def secret_of(stage: Stage, headers: dict[str, str] = ALICE) -> str:
 
 
 async def listed(stage: Stage, headers: dict[str, str] = ALICE) -> list[dict[str, Any]]:
-    status, found = await ask(stage, "GET", "", headers)
-    assert status == 200
-    return list(found["data"])
+    return list((await ask(stage, "GET", "", headers)).expect(200).json["data"])
 
 
 async def until(stage: Stage, job_id: str, condition: Callable[[WebhookRecord | None], bool]) -> None:
@@ -75,7 +71,7 @@ def dead(hook: WebhookRecord | None) -> bool:
 
 async def test_the_end_of_a_job_is_told_once_and_signed(opening: Opening, tmp_path: Path) -> None:
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         heard = await receiver.next()
         told = heard.told
         assert (told["type"], told["data"]["id"], told["data"]["state"]) == (
@@ -99,7 +95,7 @@ async def test_a_failing_receiver_is_tried_again_and_hears_the_same(opening: Ope
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         moved = web.Response(status=302, headers={"Location": receiver.url.replace("/hook", "/elsewhere")})
         receiver.answers = [web.Response(status=500), moved, web.Response(status=404)]
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         heard = [await receiver.next() for _ in range(4)]
         assert len({one.body for one in heard}) == len({one.headers["webhook-id"] for one in heard}) == 1
         await until(stage, job["id"], taken)
@@ -112,7 +108,7 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
     options = hooked(tmp_path, webhook_attempts=2)
     async with receiving() as receiver, opening(**options) as stage:
         receiver.answers = [web.Response(status=503) for _ in range(2)]
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         for _ in range(2):
             await receiver.next()
         await until(stage, job["id"], dead)
@@ -124,34 +120,34 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
         [given_up] = await listed(stage)
         assert (given_up["id"], given_up["attempts"], given_up["error"]) == (job["id"], 2, "status 503")
         for method in ("PUT", "DELETE"):
-            assert (await ask(stage, method, f"/{job['id']}", BOB))[0] == 404
+            assert (await ask(stage, method, f"/{job['id']}", BOB)).status == 404
         assert await listed(stage, BOB) == []
         assert receiver.heard.empty()
-        assert (await ask(stage, "PUT", f"/{job['id']}"))[0] == 200
+        assert (await ask(stage, "PUT", f"/{job['id']}")).status == 200
         assert (await receiver.next()).told["data"]["id"] == job["id"]
         await until(stage, job["id"], taken)
-        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 404
+        assert (await ask(stage, "DELETE", f"/{job['id']}")).status == 404
 
 
 async def test_a_receiver_that_wants_no_more_is_heeded(opening: Opening, tmp_path: Path) -> None:
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         receiver.answers = [web.Response(status=410)]
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         await receiver.next()
         await until(stage, job["id"], dead)
-        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 200
+        assert (await ask(stage, "DELETE", f"/{job['id']}")).status == 200
         await until(stage, job["id"], taken)
 
 
 async def test_one_that_is_forgotten_is_not_sent(opening: Opening, tmp_path: Path) -> None:
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         stage.router.hold = asyncio.Event()
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         await stage.router.held.wait()
-        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 200
-        stage.router.hold.set()
+        assert (await ask(stage, "DELETE", f"/{job['id']}")).status == 200
+        stage.router.go_on()
         await stage.router.ended.wait()
-        _, another = await submit(stage, receiver.url)
+        another = (await submit(stage, receiver.url)).json
         assert (await receiver.next()).told["data"]["id"] == another["id"]
 
 
@@ -159,11 +155,11 @@ async def test_a_webhook_outlives_the_gateway_that_took_its_job(tmp_path: Path, 
     options = hooked(tmp_path)
     async with receiving() as receiver, opening(**options) as stage:
         stage.router.hold = asyncio.Event()
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         await stage.router.held.wait()
         stage.stop.set()
         await stage.serving
-        stage.router.hold.set()
+        stage.router.go_on()
         await stage.router.ended.wait()  # while there is no gateway
         async with second_gateway(stage, tmp_path, **options) as other:
             heard = await receiver.next()
@@ -178,7 +174,7 @@ async def test_of_two_gateways_one_tells(tmp_path: Path, opening: Opening) -> No
         opening(**options) as stage,
         second_gateway(stage, tmp_path, **options),
     ):
-        jobs = {(await submit(stage, receiver.url))[1]["id"] for _ in range(8)}
+        jobs = {(await submit(stage, receiver.url)).json["id"] for _ in range(8)}
         heard = [(await receiver.next()).told["data"]["id"] for _ in jobs]
         assert sorted(heard) == sorted(jobs)
         for job_id in jobs:
@@ -189,7 +185,7 @@ async def test_of_two_gateways_one_tells(tmp_path: Path, opening: Opening) -> No
 async def test_failures_and_cancellations_are_told_too(opening: Opening, tmp_path: Path) -> None:
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         stage.router.hold = asyncio.Event()
-        _, job = await submit(stage, receiver.url)
+        job = (await submit(stage, receiver.url)).json
         await stage.router.held.wait()
         assert (await stage.ask("DELETE", f"/v1/jobs/{job['id']}", headers=ALICE)).status == 202
         assert (await receiver.next()).told["type"] == "job.cancelled"
@@ -198,10 +194,10 @@ async def test_failures_and_cancellations_are_told_too(opening: Opening, tmp_pat
 async def test_a_repeated_request_does_not_tell_again(opening: Opening, tmp_path: Path) -> None:
     async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         headers = ALICE | {HEADER: secrets.token_hex(8)}
-        _, job = await submit(stage, receiver.url, headers)
+        job = (await submit(stage, receiver.url, headers)).json
         await receiver.next()
         await until(stage, job["id"], taken)
-        assert (await submit(stage, receiver.url, headers))[1]["id"] == job["id"]
+        assert (await submit(stage, receiver.url, headers)).json["id"] == job["id"]
         await until(stage, job["id"], taken)
         assert receiver.heard.empty()
 
@@ -215,15 +211,11 @@ async def test_what_cannot_be_sent_is_refused_at_the_door(opening: Opening, tmp_
     ):
         async with opening(**known | changed) as stage:
             for url in urls:
-                status, answer = await submit(stage, url)
-                assert (status, answer["error"]["code"], answer["error"]["param"]) == (
-                    400,
-                    "invalid_field",
-                    "webhook",
-                )
+                answer = await submit(stage, url)
+                assert answer.refusal == (400, "invalid_field", "webhook")
                 form = stage.form(webhook=url)
-                async with stage.http.post("/v1/images/edits", data=form, headers=ALICE) as response:
-                    assert (await response.json())["error"]["code"] == "unknown_field"
+                answer = await stage.post("/v1/images/edits", data=form, headers=ALICE)
+                assert answer.error["code"] == "unknown_field"
             assert not stage.router.submitted
 
 
@@ -236,8 +228,7 @@ async def test_a_name_that_leads_into_a_private_network_is_not_connected_to(
     port = server.sockets[0].getsockname()[1]
     options = hooked(tmp_path, webhook_attempts=1, webhook_networks="10.0.0.0/8")
     async with server, opening(**options) as stage:
-        status, job = await submit(stage, f"https://localhost:{port}/hook")
-        assert status == 202
+        job = (await submit(stage, f"https://localhost:{port}/hook")).expect(202).json
         await until(stage, job["id"], dead)
         [given_up] = await listed(stage)
         assert given_up["error"] == "the address is not allowed"
@@ -247,8 +238,8 @@ async def test_a_name_that_leads_into_a_private_network_is_not_connected_to(
 async def test_a_job_that_is_not_accepted_leaves_no_webhook(opening: Opening, tmp_path: Path) -> None:
     async with opening(**hooked(tmp_path)) as stage:
         stage.router.refusals = [QueueFull(), QueueFull()]
-        status, _ = await submit(stage, "http://127.0.0.1:9/")
-        assert status >= 400
+        answer = await submit(stage, "http://127.0.0.1:9/")
+        assert answer.status >= 400
         assert await listed(stage) == []
 
 
@@ -261,10 +252,10 @@ async def test_a_webhook_outlives_a_submission_whose_end_is_not_known(
         stage.router.hold = asyncio.Event()
         stage.router.answer_late = asyncio.Event()
         headers = ALICE | {HEADER: secrets.token_hex(8)}
-        assert (await submit(stage, receiver.url, headers))[0] == 503
+        assert (await submit(stage, receiver.url, headers)).status == 503
         stage.router.answer_late.set()
-        status, job = await submit(stage, receiver.url, headers)
-        assert (status, len(stage.router.submitted)) == (202, 1)
-        stage.router.hold.set()
-        assert (await receiver.next()).told["data"]["id"] == job["id"]
-        await until(stage, job["id"], taken)
+        job = await submit(stage, receiver.url, headers)
+        assert (job.status, len(stage.router.submitted)) == (202, 1)
+        stage.router.go_on()
+        assert (await receiver.next()).told["data"]["id"] == job.json["id"]
+        await until(stage, job.json["id"], taken)

@@ -29,6 +29,7 @@ from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.warden import signal_group
 from tests import forked_programs
+from tests.e2e.live import kill_server
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[3]
@@ -160,17 +161,9 @@ async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) ->
         async with connecting as connected:
             await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
             stack.keep_up = True
-            for name in names:
-                port = stack._nats.servers[name].port  # type: ignore[union-attr]  # it has embedded ones
-                killed = stack.process(name)
-                os.kill(killed.pid, signal.SIGKILL)
-                await killed.ended.wait()
-                back = partial(
-                    lambda killed, _fleet: stack._processes.get(killed.name) not in {None, killed}, killed
-                )
-                await stack.watch.until(back, HUNG_S, lambda _: "it is gone")
-                await stack.process(name).announced(HUNG_S)
-                async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
+            for name, url in zip(names, stack.nats_url.split(","), strict=True):
+                await kill_server(stack, name)
+                async with bus.connect(url, "again"):
                     pass
             await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
     assert stack.obituaries == []

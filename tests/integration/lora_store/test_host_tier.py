@@ -121,16 +121,6 @@ async def test_a_file_on_demand_is_brought_once_and_stays(bench: Store) -> None:
         assert heard.told.loads.demand == 1
 
 
-async def test_a_damaged_file_is_brought_again(bench: Store) -> None:
-    file = put(bench.folder, 1)
-    async with bench.instance(**options(bench)):
-        await bring(bench, file)
-        here = bench.folder.parent / "host" / WHOLE_FILES / file.sha256
-        here.write_bytes(b"other")
-        assert (await bring(bench, file, damaged=True)).loaded
-        assert len(here.read_bytes()) == file.size_bytes
-
-
 async def test_what_the_store_has_not_or_has_damaged_or_has_no_room_for_is_refused(bench: Store) -> None:
     file = put(bench.folder, 1)
     (bench.folder / WHOLE_FILES / file.sha256).write_bytes(b"damaged")

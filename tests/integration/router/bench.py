@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, JobRecord, JobState, Priority
-from giornata.wire.messages import DoneEvent, JobAck, SubmitRequest
+from giornata.wire.messages import CancelRows, DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.subjects import STORE_BYTES, NatsRole
@@ -110,6 +110,11 @@ class Bench:
         await self.submit(job)
         return job
 
+    async def cancel(self, job: Job) -> None:
+        """As a gateway does."""
+        await self.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))
+        await self.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+
     async def completed(self, job: Job) -> JobRecord:
         """The record of one that has ended so."""
         assert (await self.ended(job)).state is JobState.COMPLETED
@@ -117,6 +122,19 @@ class Bench:
 
     async def ended(self, job: Job, timeout_s: float = HUNG_S) -> DoneEvent:
         return await asyncio.wait_for(self.done[job.job_id], timeout_s)
+
+
+@asynccontextmanager
+async def open_bench(
+    url: str, prepost_of: Callable[[Bus], FakePrepost] = FakePrepost, **ensured: Any
+) -> AsyncIterator[Bench]:
+    """A bench whose streams have these options; its prepost is not running yet."""
+    async with buses.connect(url, "bench") as bus:
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60, **ensured)
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost_of(bus))
+        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+        async with bus.listen(done, DoneEvent, bench.hear):
+            yield bench
 
 
 @asynccontextmanager

@@ -82,7 +82,7 @@ async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: 
     job = await bench.submitted()
     for count in range(1, 4):
         await news.until(lambda count=count: sum(len(w.requests) for w in workers) == count)  # type: ignore[misc]  # bound per turn
-        next(w for w in workers if w.requests and not w._silent.is_set()).die()
+        next(w for w in workers if w.requests and not w.silent.is_set()).die()
     event = await bench.ended(job)
     assert event.state is JobState.FAILED
     assert event.error is not None
@@ -168,7 +168,7 @@ async def test_a_draining_worker_hands_its_rows_on_with_their_state(
 ) -> None:
     first = await denoiser(stack, bench, "d1", step_s=0.3)
     job = await bench.submitted()
-    await first.news.until(lambda: bool(first._running) and next(iter(first._running.values()))[1] >= 2)
+    await first.news.until(lambda: bool(first.running) and next(iter(first.running.values()))[1] >= 2)
     first.going.clear()
     second = await denoiser(stack, bench, "d2")
     await first.drain()

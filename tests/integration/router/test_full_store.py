@@ -15,23 +15,22 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.deadlines import Deadline
-from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import BlobRef, Job, JobState, RowState
-from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
+from giornata.wire.messages import JobAck, SubmitRequest
 from giornata.wire.subjects import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState
 from giornata_router import job_records
 from giornata_router.leadership import KEY as LEASE
 from tests.fakes import fleet
-from tests.fakes.fleet import REF, FakePrepost
+from tests.fakes.fleet import REF
 from tests.fakes.nats_world.server import nats_world
 from tests.fakes.news import News
 from tests.integration.conftest import in_world
 from tests.integration.nats_server import NatsServer
-from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+from tests.integration.router.bench import Bench, denoiser, make_job, open_bench, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
 INSPECTION = fleet.INSPECTION.model_copy(
@@ -60,13 +59,8 @@ def small_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 async def small(small_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     monkeypatch.setattr(fleet, "INSPECTION", INSPECTION)
-    async with buses.connect(small_url, "bench") as bus:
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60, store_bytes=LEAST_STORE_BYTES)
-        prepost = FakePrepost(bus)
-        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
-        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-        async with bus.listen(done, DoneEvent, bench.hear), prepost.run():
-            yield bench
+    async with open_bench(small_url, store_bytes=LEAST_STORE_BYTES) as bench, bench.prepost.run():
+        yield bench
 
 
 class Leaders(News):

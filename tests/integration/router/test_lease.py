@@ -26,11 +26,11 @@ class Candidate:
     def __init__(self, bus: Bus, name: str) -> None:
         self.now = 1000.0
         self.leadership = Leadership(lambda: self.now)
-        self._bus, self._name = bus, name
+        self.bus, self._name = bus, name
 
     async def open(self) -> Candidate:
-        bucket = await self._bus.jetstream.key_value(LEASES)
-        self.lease = Lease(self._bus.jetstream, bucket, self._name, self.leadership, lambda: self.now)
+        self.bucket = await self.bus.jetstream.key_value(LEASES)
+        self.lease = Lease(self.bus.jetstream, self.bucket, self._name, self.leadership, lambda: self.now)
         return self
 
     async def acquires(self) -> bool:
@@ -71,14 +71,14 @@ async def test_one_holds_it_until_it_lets_go_or_is_not_seen_to_renew_for_longer_
 
 
 async def _epoch_of_first_write(candidate: Candidate) -> tuple[int, int]:
-    stream = await candidate.lease._jetstream.stream_info(bucket_stream(LEASES))
+    stream = await candidate.bus.jetstream.stream_info(bucket_stream(LEASES))
     assert stream.created is not None
     return int(stream.created.timestamp() * 1e6), 1
 
 
 async def test_its_holder_counts_from_before_it_asked(nats_account: str) -> None:
     async with candidates(nats_account) as (_, first, _second):
-        bucket = first.lease._bucket
+        bucket = first.bucket
         update = bucket.update
 
         async def slow(*args: object, **options: object) -> int:

@@ -6,22 +6,16 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
-from giornata.blobs import BlobStore, MemoryBlobs, intermediate
-from giornata.bus import bus as buses
-from giornata.bus import streams
+from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus
-from giornata.records import JobRecordStore
-from giornata.wire import subjects
 from giornata.wire.errors import ImageUnreadable, IntermediateLost
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
 from giornata.wire.messages import (
-    CancelRows,
-    DoneEvent,
     EncodeRequest,
-    EventKind,
     FinishReply,
     FinishRequest,
     InspectRequest,
@@ -31,14 +25,15 @@ from giornata.wire.values import Intermediate
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import INSPECTION, FakePrepost
 from tests.fakes.nats_world.server import MemoryLink
-from tests.integration.router.bench import Bench, make_job, running_router
+from tests.integration.gateway_fakes import ListedBlobs
+from tests.integration.router.bench import Bench, make_job, open_bench, running_router
 from tests.patience import HUNG_S
 
 OTHERS = ("default/template_1/image", "default/upload_1/image", "shared/prepost/empty-text")
 """Blobs that several jobs may use."""
 
 
-class Blobs(MemoryBlobs):
+class Blobs(ListedBlobs):
     """Tells when the router has deleted, which `going` lets it."""
 
     def __init__(self) -> None:
@@ -55,10 +50,6 @@ class Blobs(MemoryBlobs):
 
     async def lose(self, ref: BlobRef) -> None:
         await super().delete(ref)
-
-    @property
-    def keys(self) -> set[str]:
-        return set(self._blobs)
 
 
 class Prepost(FakePrepost):
@@ -140,14 +131,11 @@ def blobs() -> Blobs:
 
 @pytest.fixture
 async def bench(nats_account: str, blobs: Blobs) -> AsyncIterator[Bench]:
-    async with buses.connect(nats_account, "bench") as bus:
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        prepost = Prepost(bus, blobs)
-        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
-        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-        worker = Denoiser(bus, bench.records, "d1")
-        worker.prepost = prepost
-        async with bus.listen(done, DoneEvent, bench.hear), prepost.run(), worker.run():
+    async with open_bench(nats_account, partial(Prepost, blobs=blobs)) as bench:
+        worker = Denoiser(bench.bus, bench.records, "d1")
+        assert isinstance(bench.prepost, Prepost)
+        worker.prepost = bench.prepost
+        async with bench.prepost.run(), worker.run():
             yield bench
 
 
@@ -245,8 +233,7 @@ async def test_of_a_cancelled_job_nothing_stays_that_its_record_names(
     job = await stored_job(blobs)
     await bench.submit(job)
     await reached.wait()
-    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
-    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+    await bench.cancel(job)
     found = await left(bench, blobs, job)
     gate.set()
     # the answer that the router did not wait for ends with its time

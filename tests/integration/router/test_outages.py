@@ -15,20 +15,14 @@ from giornata.bus.bus import publish_state
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire import codec, subjects
 from giornata.wire.errors import DeadlineExceeded
-from giornata.wire.jobs import Job, JobState, Priority
-from giornata.wire.messages import CancelRows, DoneEvent
+from giornata.wire.jobs import JobState, Priority
+from giornata.wire.messages import CancelRows, DoneEvent, EventKind
 from giornata.wire.requests import Reuse
 from giornata.wire.subjects import RECORDS
 from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
-
-
-async def cancel(bench: Bench, job: Job) -> None:
-    """As a gateway does."""
-    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
-    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
 
 
 @pytest.mark.real_nats
@@ -56,7 +50,7 @@ async def check_restart(bench: Bench, server: NatsServer | MemoryNatsServer, awa
         await asyncio.sleep(away_s)
         server.start()
         later = make_job()
-        long._step_s = 0.01
+        long.step_s = 0.01
         while True:
             try:
                 await bench.submit(later)
@@ -77,11 +71,11 @@ async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(bench: Bench, 
         first, carried, second = (make_job(priority=Priority.BATCH, n=n) for n in (1, 2, 1))
         await bench.submit(first, carried, second)
         await worker.news.until(lambda: bool(worker.requests))
-        await cancel(bench, second)
+        await bench.cancel(second)
         await bench.bus.publish(subjects.cancel("job_unknown"), CancelRows(job_id="job_unknown", attempt=0))
         assert (await bench.ended(second)).state is JobState.CANCELLED
         assert not bench.done[first.job_id].done(), "and did not wait for the one before it"
-        await cancel(bench, carried)
+        await bench.cancel(carried)
         worker.going.set()
         assert (await bench.ended(first)).state is JobState.COMPLETED
         assert len(worker.requests) == 1
@@ -139,7 +133,9 @@ async def test_a_record_that_cannot_be_read_stops_no_other_job(bench: Bench, nat
         assert not router.done()
 
 
-async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, nats_account: str) -> None:
+async def test_an_ended_job_is_told_again_but_not_run_again_and_kept_once(
+    bench: Bench, nats_account: str
+) -> None:
     """As when a router died between the terminal record and the acknowledgement."""
     async with AsyncExitStack() as stack:
         worker = await denoiser(stack, bench, "d1")
@@ -161,6 +157,10 @@ async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, nats_a
         event: DoneEvent = await bench.ended(job)
         assert event.state is JobState.COMPLETED
         assert len(worker.requests) == 1
+        assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
+        done = subjects.events_of_kind(EventKind.DONE)
+        kept = await bench.bus.jetstream.stream_info(subjects.EVENTS, subjects_filter=done)
+        assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 
 async def test_the_room_in_the_stream_follows_the_configuration(nats_account: str) -> None:

@@ -7,10 +7,8 @@ import time
 from contextlib import AsyncExitStack
 
 from giornata.fleet import SILENCE_S
-from giornata.wire import subjects
-from giornata.wire.errors import ImageTimeout, InternalError
+from giornata.wire.errors import InternalError
 from giornata.wire.jobs import Job, JobState
-from giornata.wire.messages import CancelRows
 from tests.fakes.fleet import CARD, FakePrepost
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
@@ -93,7 +91,7 @@ async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_giv
         await asyncio.sleep(1.5)
         freed_s = time.monotonic()
         for job in (waiting, first):
-            await cancel(bench, job)
+            await bench.cancel(job)
             assert (await bench.ended(job)).state is JobState.CANCELLED
         await small.news.until(lambda: len(small.asked) == 2)
         assert small.asked[1] == f"inspect {last.job_id}", "what waited for room was not asked"
@@ -101,11 +99,6 @@ async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_giv
         assert small.remaining_ms[1] > 120_000 - since_ms - 1, "its time begins where it is computed"
         small.hold.set()
         await all_completed(bench, [last])
-
-
-async def cancel(bench: Bench, job: Job) -> None:
-    await bench.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))
-    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
 
 
 async def test_an_instance_with_another_version_of_the_model_is_asked_nothing(
@@ -131,22 +124,6 @@ async def test_unexpected_errors_end_no_job_however_many(bench: Bench, stack: As
     bench.prepost.fail = fail
     job = await bench.submitted()
     await all_completed(bench, [job])
-
-
-async def test_a_picture_that_takes_too_long_ends_its_job_at_once(
-    bench: Bench, stack: AsyncExitStack
-) -> None:
-    await denoiser(stack, bench, "d1")
-
-    def fail(_verb: str) -> None:
-        raise ImageTimeout(received="more than 10 s")
-
-    bench.prepost.fail = fail
-    job = await bench.submitted()
-    event = await bench.ended(job)
-    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_timeout")
-    assert bench.prepost.calls == ["inspect"]
-    assert ImageTimeout.status == 422
 
 
 async def test_a_job_outlasts_workers_that_fall_silent_one_after_the_other(

@@ -9,7 +9,6 @@ from giornata.wire.jobs import Job, JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
-from tests.integration.router.test_outages import cancel
 
 
 def pictures(n: int) -> Job:
@@ -20,7 +19,7 @@ def pictures(n: int) -> Job:
 async def held(*workers: FakeDenoiser) -> None:
     """Until each has begun; their steps do not end before :func:`release`."""
     for worker in workers:
-        await worker.news.until(lambda worker=worker: bool(worker._running))  # type: ignore[misc]  # bound per turn
+        await worker.news.until(lambda worker=worker: bool(worker.running))  # type: ignore[misc]  # bound per turn
 
 
 def hold(*workers: FakeDenoiser) -> None:
@@ -122,7 +121,7 @@ async def test_a_cancelled_job_leaves_every_worker(bench: Bench, stack: AsyncExi
     job = pictures(6)
     await bench.submit(job)
     await held(*workers)
-    await cancel(bench, job)
+    await bench.cancel(job)
     assert (await bench.ended(job)).state is JobState.CANCELLED
     for worker in workers:
         await worker.news.until(lambda worker=worker: job.job_id in worker.cancelled)  # type: ignore[misc]  # bound per turn
@@ -151,7 +150,7 @@ async def test_rows_of_one_tenant_give_way_to_another_s_and_go_on_from_their_ste
     async with running_router(nats_account, "r"), worker.run():
         alices = [make_job(reuse=Reuse.OFF, tenant="alice") for _ in range(6)]
         await bench.submit(*alices)
-        await worker.news.until(lambda: len(worker._running) == 2)
+        await worker.news.until(lambda: len(worker.running) == 2)
         bobs = await bench.submitted(reuse=Reuse.OFF, tenant="bob")
         await worker.news.until(lambda: any(one.job.tenant == "bob" for one in worker.requests))
         backs = set(worker.cancelled)

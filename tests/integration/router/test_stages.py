@@ -7,20 +7,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata.bus import bus as buses
-from giornata.bus import streams
 from giornata.fleet import SILENCE_S
-from giornata.records import JobRecordStore
-from giornata.wire import codec, subjects
-from giornata.wire.errors import (
-    ImageUnreadable,
-)
+from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable
 from giornata.wire.jobs import Encoding, JobState, Priority
-from giornata.wire.messages import CancelRows, DoneEvent, EventKind
 from giornata.wire.requests import Reuse
 from giornata_router import job_records
-from tests.fakes.fleet import INSPECTION, REF, FakePrepost
-from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+from tests.fakes.fleet import INSPECTION, REF
+from tests.integration.router.bench import Bench, denoiser, make_job, open_bench, running_router
 
 
 async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, stack: AsyncExitStack) -> None:
@@ -57,19 +50,19 @@ async def test_a_picture_of_regions_lacks_none(bench: Bench, stack: AsyncExitSta
     assert bench.prepost.finished == []
 
 
-async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
-    bench: Bench, stack: AsyncExitStack
+@pytest.mark.parametrize("error", [ImageUnreadable(), ImageTimeout(received="more than 10 s")])
+async def test_a_bad_image_fails_the_job_at_once_with_its_own_code_and_no_other(
+    bench: Bench, stack: AsyncExitStack, error: GiornataError
 ) -> None:
     await denoiser(stack, bench, "d1")
 
-    def fail(verb: str) -> None:
-        if verb == "inspect":
-            raise ImageUnreadable
+    def fail(_verb: str) -> None:
+        raise error
 
     bench.prepost.fail = fail
     bad = await bench.submitted()
     event = await bench.ended(bad)
-    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_unreadable")
+    assert (event.state, event.error and event.error.code) == (JobState.FAILED, error.code)
     assert bench.prepost.calls == ["inspect"]
     bench.prepost.fail = lambda _verb: None
     good = await bench.submitted()
@@ -100,11 +93,7 @@ async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack:
 
 async def test_a_job_waits_for_a_prepost_that_is_away(nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(buses.connect(nats_account, "bench"))
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), FakePrepost(bus))
-        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-        await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
+        bench = await stack.enter_async_context(open_bench(nats_account))
         await stack.enter_async_context(running_router(nats_account, "router-a"))
         await denoiser(stack, bench, "d1")
         job = await bench.submitted()
@@ -120,8 +109,7 @@ async def test_cancel_ends_the_job_and_frees_the_worker(
     worker = await denoiser(stack, bench, "d1", step_s=30)
     job = await bench.submitted(priority=priority)
     await worker.news.until(lambda: bool(worker.requests))
-    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
-    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+    await bench.cancel(job)
     event = await bench.ended(job)
     assert (event.state, event.error and event.error.code) == (JobState.CANCELLED, "job_cancelled")
     await worker.news.until(lambda: worker.cancelled == [job.job_id])
@@ -133,22 +121,6 @@ async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: A
     assert event.error is not None
     assert event.error.code == "deadline_exceeded"
     assert "waiting for a worker" in event.error.message
-
-
-async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: AsyncExitStack) -> None:
-    """As by a router that was believed dead after it had written the end, and before it acknowledged the job."""
-    await denoiser(stack, bench, "d1")
-    job = await bench.submitted()
-    await bench.ended(job)
-    bench.done[job.job_id] = asyncio.get_running_loop().create_future()
-    while (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.01)  # until it is acknowledged
-    await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
-    done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(subjects.EVENTS, subjects_filter=done)
-    assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 
 WHOLE = INSPECTION.model_copy(

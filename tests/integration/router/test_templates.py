@@ -8,11 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata.bus import bus as buses
-from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import JobRecordStore, TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
@@ -22,9 +20,9 @@ from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
-from tests.fakes.fleet import CARD, INSPECTION, FakePrepost
+from tests.fakes.fleet import CARD, INSPECTION
 from tests.fakes.news import News
-from tests.integration.router.bench import IMAGE, Bench, make_job, running_router
+from tests.integration.router.bench import IMAGE, Bench, make_job, open_bench, running_router
 from tests.patience import HUNG_MS
 
 LORA = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, modules=3)
@@ -32,11 +30,12 @@ LORA = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, module
 
 @pytest.fixture
 async def bench(nats_account: str) -> AsyncIterator[Bench]:
-    async with buses.connect(nats_account, "bench") as bus:
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), FakePrepost(bus))
-        async with bench.prepost.run(), running_router(nats_account, "router-a"):
-            yield bench
+    async with (
+        open_bench(nats_account) as bench,
+        bench.prepost.run(),
+        running_router(nats_account, "router-a"),
+    ):
+        yield bench
 
 
 @pytest.fixture
