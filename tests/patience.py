@@ -42,6 +42,6 @@ HUNG_MS: Final = 1000 * HUNG_S
 @contextmanager
 def patient_launcher() -> Iterator[None]:
     """While inside, what a launcher starts or ends late has stood still with this machine, and is not killed."""
-    limits = {"GRACE_S": float(HUNG_S), "SERVER_LIMIT_S": float(HUNG_S)}
-    with patch.multiple("giornata_tools.launcher.stack", **limits):
+    limit_s = float(HUNG_S)
+    with patch.multiple("giornata_tools.launcher.stack", GRACE_S=limit_s, SERVER_LIMIT_S=limit_s):
         yield
