@@ -42,6 +42,6 @@ HUNG_MS: Final = 1000 * HUNG_S
 @contextmanager
 def patient_launcher() -> Iterator[None]:
     """While inside, what a launcher starts or ends late has stood still with this machine, and is not killed."""
-    limits = {"GRACE_S": float(HUNG_S), "SERVER_LIMIT_S": float(HUNG_S)}
-    with patch.multiple("giornata_tools.launcher.stack", **limits):
+    launcher = "giornata_tools.launcher.stack"
+    with patch(f"{launcher}.GRACE_S", HUNG_S), patch(f"{launcher}.SERVER_LIMIT_S", HUNG_S):
         yield
