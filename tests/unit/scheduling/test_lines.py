@@ -276,6 +276,17 @@ def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None
     assert sum(job.startswith("urgent") for job in served) == 10 * FAVOURED - 2
 
 
+def test_so_many_urgent_jobs_pass_one_that_has_waited_long() -> None:
+    line, served = FairQueue(by_deadline=True), list[str]()
+    line.join("whenever", demand(), SchedulingParams(), 0)
+    for i in range(FAVOURED + 2):
+        line.join(f"urgent{i}", demand(), SchedulingParams(finish_by_s=2 * AGEING_S + i), 0)
+    while waiting := order(line, AGEING_S):
+        served.append(waiting[0])
+        serve(line, waiting[0], now=AGEING_S)
+    assert served.index("whenever") == FAVOURED
+
+
 def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> None:
     line = FairQueue()
     line.join("j", demand(3), SchedulingParams(), 0)
