@@ -426,4 +426,6 @@ def test_the_seed_after_the_last_one_is_the_first() -> None:
     """torch takes as many, and ComfyUI draws from as many."""
     job = JOB.model_copy(update={"parameters": EditParameters(prompt="a hat", seed=MAX_SEED - 1, n=3)})
     assert job.seeds == (MAX_SEED - 1, MAX_SEED, 0)
+    without = job.model_copy(update={"parameters": EditParameters(prompt="a hat", n=3)})
+    assert without.seeds == (0, 1, 2)
     assert torch.Generator().manual_seed(MAX_SEED).initial_seed() == MAX_SEED
