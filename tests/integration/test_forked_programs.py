@@ -27,9 +27,9 @@ sys.exit(7)
 """
 ENDS = """
 import atexit, sys, threading, time
-class Left:
+class KeptModule:
     def __del__(self): print("taken apart")
-sys.modules["kept"] = Left()
+sys.modules["kept"] = KeptModule()
 atexit.register(print, "at its end")
 threading.Thread(target=lambda: (threading.main_thread().join(), print("in a thread"))).start()
 print("here")

@@ -36,7 +36,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Given:
+class JobAssigned:
     """A job gets a worker, be it for the first time, anew, or again after one had doubts about it."""
 
     job: str
@@ -57,7 +57,11 @@ events = st.lists(
     st.one_of(
         st.builds(Told, worker=st.sampled_from(WORKERS), copies=st.integers(0, 2), later=st.integers(0, 6)),
         st.builds(
-            Given, job=jobs, worker=st.sampled_from(WORKERS), rows=st.integers(1, 2), again=st.booleans()
+            JobAssigned,
+            job=jobs,
+            worker=st.sampled_from(WORKERS),
+            rows=st.integers(1, 2),
+            again=st.booleans(),
         ),
         st.builds(Ended, job=jobs),
     ),
@@ -91,13 +95,13 @@ class World:
         ]
         return worker(name, *rows, capacity=CAPACITY)
 
-    def happens(self, event: Told | Given | Ended) -> None:
+    def happens(self, event: Told | JobAssigned | Ended) -> None:
         self.now += 0.01
         if isinstance(event, Told):
             state = self.state(event.worker)
             self.clear.observe(state, self.now)
             self._under_way += [(event.later, state)] * event.copies
-        elif isinstance(event, Given):
+        elif isinstance(event, JobAssigned):
             self._give(event)
         else:
             ended = min((key for key in self.held if key[0] == event.job), default=(event.job, 1))
@@ -109,7 +113,7 @@ class World:
         for state in due:
             self.disturbed.observe(state, self.now)
 
-    def _give(self, event: Given) -> None:
+    def _give(self, event: JobAssigned) -> None:
         attempt = self.attempts.get(event.job, 0)
         before = self.held.get((event.job, attempt))
         if before is not None and event.again:  # whoever waited for it looks at its record, and waits on
@@ -146,7 +150,7 @@ class World:
 
 @given(happening=events)
 def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
-    happening: list[Told | Given | Ended],
+    happening: list[Told | JobAssigned | Ended],
 ) -> None:
     world = World()
     for event in happening:

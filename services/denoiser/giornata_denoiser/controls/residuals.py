@@ -501,9 +501,8 @@ class RemoteControls:
             if (coming := self._holding.forget(key)) is not None:
                 self._used.append(coming)
         for key, session in rows.items():
-            if self.sessions.end(
-                key, session
-            ):  # else it is open elsewhere by now, or its owner has closed it
+            # Else it is open elsewhere by now, or its owner has closed it.
+            if self.sessions.end(key, session):
                 self._lost(key, error)
         return ControlLost(keys)
 

@@ -46,7 +46,7 @@ from tests.integration.denoiser.parallel.steps import (
 )
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
 from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
-from tests.unit.denoiser.engine.test_masked import Given, drawn, masked, step, uses_of
+from tests.unit.denoiser.engine.test_masked import GivenResiduals, drawn, masked, step, uses_of
 from tests.unit.denoiser.engine.test_unkept import Unkept
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.families.test_driven import region_of
@@ -156,10 +156,14 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
             index: taking(part, rows[index], narrowing.entry(entries[index]), modes[index]) for index in modes
         }
         found = uses_of(rows, taken)
-        found[0] = replace(found[0], residuals=Given(drawn(rows[0].image_tokens, width=16 * heads)))
-        found[4] = replace(found[4], residuals=Given(drawn(rows[4].image_tokens, 1, width=16 * heads)))
+        found[0] = replace(found[0], residuals=GivenResiduals(drawn(rows[0].image_tokens, width=16 * heads)))
+        found[4] = replace(
+            found[4], residuals=GivenResiduals(drawn(rows[4].image_tokens, 1, width=16 * heads))
+        )
         computed = len(rows[2].region.computed) if rows[2].region else 0
-        found[2] = replace(found[2], residuals=Given(drawn(computed, 2, width=16 * heads), whole=False))
+        found[2] = replace(
+            found[2], residuals=GivenResiduals(drawn(computed, 2, width=16 * heads), whole=False)
+        )
         return found
 
     return of, rows, uses

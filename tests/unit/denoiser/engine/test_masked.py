@@ -79,7 +79,7 @@ class Recorded:
 
 
 @dataclass
-class Given:
+class GivenResiduals:
     """Satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     samples: Sequence[Tensor | None]
@@ -228,9 +228,9 @@ def test_what_controlnets_add_joins_the_tokens_that_are_computed(
         present(row.region).computed,
         [sample.to(DOUBLE) for sample in drawn(row.image_tokens)],
     )
-    full_use = BlockInputs(recorder=recorder, residuals=Given(samples))
+    full_use = BlockInputs(recorder=recorder, residuals=GivenResiduals(samples))
     (full,) = step(of, [replace(row, region=None)], [full_use])
-    given = Given(samples if whole else [sample[computed] for sample in samples], whole)
+    given = GivenResiduals(samples if whole else [sample[computed] for sample in samples], whole)
     (taken,) = reusing(row, [recorder], modes, room=False)
     (mine,) = step(of, [row], [replace(taken, residuals=given)])
     torch.testing.assert_close(mine[computed], full[computed], atol=FLOAT32, rtol=0)
@@ -239,4 +239,4 @@ def test_what_controlnets_add_joins_the_tokens_that_are_computed(
 def test_a_residual_of_a_region_needs_one() -> None:
     row = tiny_flux.row(OF, Spec())
     with pytest.raises(ValueError, match="has no region"):
-        step(OF, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])
+        step(OF, [row], [BlockInputs(residuals=GivenResiduals(drawn(2), whole=False))])

@@ -32,7 +32,7 @@ from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control
 from tests.present import present
 from tests.unit.denoiser.engine.edits import finished
-from tests.unit.denoiser.engine.test_masked import Given, on_the_line, step, uses_of
+from tests.unit.denoiser.engine.test_masked import GivenResiduals, on_the_line, step, uses_of
 from tests.unit.denoiser.families.test_unet_engine import WHERE, family, row
 
 CLOSE = 1e-6
@@ -49,7 +49,7 @@ class Both:
     oracle: ControlNetModel
     loaded: ControlNet
 
-    def added(self, at: Row) -> list[Given]:
+    def added(self, at: Row) -> list[GivenResiduals]:
         """By sequence of a row: what it adds in the row's next step to all tiles, by diffusers' own forward."""
         found = []
         for prompt in at.inputs.prompts:
@@ -67,7 +67,9 @@ class Both:
                 },
                 return_dict=False,
             )
-            found.append(Given([maps_to_tiles(one, at.grid)[0].flatten(1) for one in (*skips, middle)]))
+            found.append(
+                GivenResiduals([maps_to_tiles(one, at.grid)[0].flatten(1) for one in (*skips, middle)])
+            )
         return found
 
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
@@ -102,7 +104,7 @@ def both(tmp_path: Path) -> Both:
     return Both(made, load(tmp_path / "edges", torch.float64, torch.device("cpu")))
 
 
-def plus(uses: Iterable[BlockInputs], added: Sequence[Given]) -> list[BlockInputs]:
+def plus(uses: Iterable[BlockInputs], added: Sequence[GivenResiduals]) -> list[BlockInputs]:
     return [replace(use, residuals=each) for use, each in zip(uses, added, strict=True)]
 
 
@@ -141,8 +143,8 @@ def test_masked_equals_full_on_the_compute_set(both: Both) -> None:
     assert (step(of, masked, swapped)[0] - whole[0])[WHERE.computed].abs().max() > 1000 * CLOSE, "tiles count"
 
 
-def _shifted(added: Any) -> Given:
-    return Given([added.sample(block).roll(1, 0) for block in range(5)])
+def _shifted(added: Any) -> GivenResiduals:
+    return GivenResiduals([added.sample(block).roll(1, 0) for block in range(5)])
 
 
 @pytest.mark.parametrize(("held_steps", "computed_in"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 3])])
@@ -158,7 +160,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
     renewing = changed(
         both.under(row(of, "held", steps=6, seed=1, scale=2.0), end=5), region=WHERE, renewed_every=3
     )
-    wanted, seen, added = renewing, list[Everything](), list[Given]()
+    wanted, seen, added = renewing, list[Everything](), list[GivenResiduals]()
     while not wanted.done:
         if wanted.step in computed_in:
             added = both.added(wanted)
