@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from giornata.scheduling.batch import BatchingMode
 from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, Policy
 from giornata.scheduling.queue import FairQueue, RowQueue, TenantJobOrder
@@ -107,6 +108,8 @@ class RunOptions:
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
+    batching: BatchingMode = BatchingMode.STEP
+    """When rows join others at a worker."""
 
     @classmethod
     def of(cls, policy: SimPolicy) -> RunOptions:
