@@ -385,7 +385,7 @@ class FixedDegrees:
             placed = self._subsets.place([DeviceRequest(row.key, degree, {degree}, row.devices)], left)
             if not placed:
                 break
-            begins.append(StepStart((row.key,), placed[row.key]))
+            begins.append(StepStart((row.key,), placed[row.key], row.left))
             left -= set(placed[row.key])
         return PoolDecision(tuple(begins))
 
