@@ -36,6 +36,9 @@ def test_starts(thread, number):
 
 def test_starts_nothing():
     pass
+
+def test_asks(request, tmp_path):
+    assert request.getfixturevalue("tmp_path") == tmp_path
 """
 
 
@@ -55,7 +58,13 @@ def test_tests_that_start_something_are_repeated_and_their_failures_counted(
         "test_it.py::test_starts[1]": [3, 0],
         "test_it.py::test_starts[2]": [3, 1],
         "test_it.py::test_starts_nothing": [1, 0],
+        "test_it.py::test_asks": [1, 0],
     }
+
+
+def test_one_test_alone_has_new_fixtures_in_each_round(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    found = counted(pytester, tmp_path / "record.json", "test_it.py::test_asks")
+    assert found == {"test_it.py::test_asks": [3, 0]}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
