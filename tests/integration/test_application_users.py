@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 import giornata.client
@@ -25,17 +24,11 @@ from giornata.bus.connection import barrier
 from giornata.config import new_instance
 from giornata.nats_users import USERS_CONF, password_file, read_keys, reload_servers, write_users
 from giornata.records import JobRecordStore
-from giornata.wire import codec, subjects
-from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, Unauthorized
+from giornata.wire.errors import GiornataError, NotPermitted, Unauthorized
 from giornata.wire.messages import (
-    CancelMessage,
-    EditMessage,
     FinishReply,
     FinishRequest,
-    MaskMessage,
-    MaskParameters,
 )
-from giornata.wire.requests import EditParameters
 from giornata.wire.subjects import RELOADER, NatsRole
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
@@ -57,11 +50,6 @@ class Application:
 
     url: str
     key: str
-
-    def message(self, **changes: object) -> EditMessage:
-        """An edit's message with the application's key."""
-        message = EditMessage(parameters=EditParameters(prompt="a star"), image=b"picture", api_key=self.key)
-        return message.model_copy(update=changes)
 
 
 @dataclass
@@ -225,49 +213,6 @@ async def test_no_application_hears_or_writes_what_is_anothers(system: System) -
             await barrier(shop.client)
     refused = {(log["act"], log["subject"]) for log in logs if log["event"] == "nats_refused"}
     assert refused == {("subscription", s.lower()) for s in heard} | {("publish", s.lower()) for s in told}
-
-
-async def test_no_picture_goes_to_an_inbox_that_is_anothers(system: System) -> None:
-    """The asker names where answers go, and the gateway may write to all applications."""
-    shop, press = system.shop, system.press
-    own, others = "_INBOX_app.shop.token.", "_INBOX_app.press.token."
-    cancel = CancelMessage(job_id="j", api_key=shop.key)
-    words = MaskMessage(parameters=MaskParameters(prompt="x"), image=b"picture", api_key=shop.key)
-    refused = (
-        (subjects.EDIT, shop.message(), f"{others}reply", "reply"),
-        (subjects.EDIT, shop.message(), "_INBOX.token.reply", "reply"),
-        (subjects.EDIT, shop.message(), "_INBOX_app.shop-2.token.reply", "reply"),
-        (subjects.EDIT_CANCEL, cancel, f"{others}reply", "reply"),
-        (subjects.MASK, words, f"{others}reply", "reply"),
-        (subjects.EDIT, press.message(), f"{own}reply", "reply"),
-        (subjects.EDIT, shop.message(progress=f"{others}progress"), f"{own}reply", "progress"),
-        (subjects.EDIT, shop.message(progress="_INBOX_app.shop.>"), f"{own}reply", "progress"),
-    )
-    heard: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-
-    async def hear(message: Msg) -> None:
-        await heard.put((message.subject, message.data))
-
-    asked = len(system.prepost.calls)
-    async with (
-        buses.connect(shop.url, "shop") as asker,
-        buses.connect(press.url, "press") as other,
-        buses.connect(system.operator.nats_url, "bare") as bare,
-    ):
-        for client, inbox in ((asker, own), (other, others), (bare, "_INBOX.token.")):
-            await client.client.subscribe(f"{inbox}>", cb=hear)
-            await barrier(client.client)
-        for subject, message, reply, field_at_fault in refused:
-            await asker.client.publish(subject, codec.encode(message), reply=reply)
-            if reply.startswith("_INBOX_app.shop-2"):
-                continue
-            told, data = await asyncio.wait_for(heard.get(), HUNG_S)
-            body = codec.decode(ErrorBody, data)
-            assert (told, body.code, body.field) == (reply, "invalid_field", field_at_fault)
-            assert body.received is None or told.startswith(own), "the asker's text goes to the asker alone"
-        assert await _edited(press) == PICTURE, "a whole edit later"
-    assert heard.empty()
-    assert system.prepost.calls[asked:].count("inspect") == 1, "what was refused never was a job"
 
 
 async def test_a_revoked_application_is_cut_off_and_others_go_on(system: System) -> None:
