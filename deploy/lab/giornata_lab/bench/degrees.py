@@ -56,7 +56,6 @@ BY_LENGTH: Final = tuple(RuleSetting(RuleName.ROUNDS, POWERS, round_steps=steps)
 BASELINES: Final[Mapping[str, RuleSetting]] = {
     **{f"degree {degree}": RuleSetting(RuleName.FIXED, (degree,)) for degree in POWERS},
     "best degree by resolution": RSSP,
-    "the same, earliest deadline": RuleSetting(RuleName.DEADLINE, POWERS),
     "Algorithm 1 as written": AS_WRITTEN,
     **{f"Algorithm 1, rounds of {r.round_steps}": r for r in BY_LENGTH},
     "Algorithm 1 at events": EVENTS,

@@ -121,8 +121,6 @@ class RuleName(StrEnum):
     """Algorithm 1 at every event."""
     ROUNDS = "rounds"
     """Algorithm 1 in rounds, as published."""
-    DEADLINE = "deadline"
-    """The best degree by resolution, earliest deadline first."""
     RESOLUTION = "resolution"
     """The best degree by resolution, in the order of arrival."""
     FIXED = "fixed"
@@ -156,10 +154,9 @@ class RuleSetting:
                 longest = step_times.times(formula, largest, self._able(devices))
                 return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.ties)
             case RuleName.FIXED:
-                return FixedDegrees(devices, self.degrees[0])
+                return FixedDegrees(self.degrees[0])
             case _:
-                by_deadline = self.name is RuleName.DEADLINE
-                return FixedDegrees(devices, _best_degrees(self._able(devices)), by_deadline=by_deadline)
+                return FixedDegrees(_best_degrees(self._able(devices)))
 
     def groups(self, devices: int) -> AbstractSet[Devices] | None:
         """Subsets of which the rule may choose; None for all."""

@@ -17,7 +17,7 @@ from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
 from giornata_lab.simulation.degrees.workloads import PoolRowSize
-from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS, profile_path
+from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS
 
 # Step times of Flux.1-dev on several H100s, derived or fitted and not measured.
 
@@ -118,9 +118,9 @@ def together(formula: StepFormula, rows: Sequence[PoolRow], degree: int) -> floa
     return shared_s(formula, [(cast("PoolRowSize", row.size), False) for row in rows], degree)
 
 
-# Fits costs by degree to `giornata_lab.simulation.degrees.step_times`, for profiles that ship.
+# Fits costs by degree to `giornata_lab.simulation.degrees.step_times`, for the profile that ships.
 #
-# ``python -m giornata_lab.simulation.degrees.step_times`` makes their files again.
+# ``python -m giornata_lab.simulation.degrees.step_times`` makes its file again.
 
 
 SIDES: Final = (256, 512, 768, 1024, 1280, 1536, 2048)
@@ -145,9 +145,9 @@ class DerivedStep:
     computed: int
     rows: int = 1
 
-    def seconds(self, formula: StepFormula, degree: int) -> float:
-        """By a formula."""
-        return step_s(formula, ((self.computed, self.image),) * self.rows, degree)
+    def seconds(self, degree: int) -> float:
+        """By the formula."""
+        return step_s(COMPILED, ((self.computed, self.image),) * self.rows, degree)
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -173,18 +173,15 @@ def steps() -> Iterator[DerivedStep]:
                     yield DerivedStep(image, computed, rows)
 
 
-def made(name: str) -> Profile:
-    """The profile of a machine of :data:`DERIVED`."""
-    fitted, eager = list(steps()), DERIVED[name]
+def made() -> Profile:
+    """The profile of an H100 whose engine is compiled."""
+    fitted = list(steps())
     features = np.array([step.features for step in fitted])
-    fits = {
-        degree: _fit(features, [step.seconds(FORMULAS[name], degree) for step in fitted])
-        for degree in DEGREES
-    }
+    fits = {degree: _fit(features, [step.seconds(degree) for step in fitted]) for degree in DEGREES}
     return Profile(
         model="Flux.1-dev",
         model_digest="derived",
-        device=f"NVIDIA H100, {'not ' if eager else ''}compiled",
+        device="NVIDIA H100, compiled",
         dtype="bfloat16",
         versions={},
         measured_on="never",
@@ -223,6 +220,5 @@ def _rounded(value: float) -> float:
 
 
 if __name__ == "__main__":
-    for machine in DERIVED:
-        profile_path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{profile_path(machine)}\n")
+    DERIVED.write_text(made().model_dump_json(indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{DERIVED}\n")
