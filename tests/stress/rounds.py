@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -82,7 +83,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             for item, following in zip_longest(chosen, chosen[1:]):
                 before = events().total()
                 goes_on = starting and number + 1 < rounds  # with it what many tests share
-                again = starting[0] if goes_on else None
+                # A copy, for one test alone would keep its own fixtures.
+                again = copy(starting[0]) if goes_on else None
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=following or again)
                 if not number and (named or events().total() > before):
                     starting.append(item)

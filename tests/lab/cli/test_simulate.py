@@ -76,7 +76,7 @@ def test_windows_of_a_trace_are_compared_one_by_one(tmp_path: Path) -> None:
         (["--rate", "0"], "no rate above 0"),
         (
             ["--machine", "none.json"],
-            "h800-flux, flashps-flux, h100, h100-eager or a file of `giornata profile`",
+            "h800-flux, flashps-flux, h100 or a file of `giornata profile`",
         ),
         (["--warmup", "0", "--duration", "0.001"], "no job arrives"),
     ],

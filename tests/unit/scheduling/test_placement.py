@@ -402,8 +402,7 @@ def test_a_row_weighs_as_one_of_a_demand(told: dict[str, float], shape: RowShape
     costs = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4))
     pace = StepTimeModel(costs, PLAIN_4, keeps_padding=True)
     state = worker("d", row("j", 0, 10).model_copy(update={"text_tokens": 9} | told))
-    assert state.worker is not None
-    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    weighed = WorkerOccupancy.of(state, present(state.worker), pace, None).sum_up(pace, {}).work_ms
     every = int(told.get("renewed_every", 0))
     assert weighed == pytest.approx(shape.load(pace, reuses=reuses, renewed_every=every).work_ms)
 

@@ -368,8 +368,8 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--machine",
     default="h800-flux",
     metavar="NAME|FILE",
-    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), h100 and h100-eager (derived), or a "
-    "file of `giornata profile`.",
+    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), h100 (derived), or a file of "
+    "`giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
 @workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")

@@ -84,16 +84,23 @@ class BenchModel:
         self._cfg_scale = cfg_scale(asked, card)
 
     def template(
-        self, request: Request, recording: RecordingSpec, steps: int, adapters: Adapters = NONE
+        self,
+        request: Request,
+        recording: RecordingSpec,
+        steps: int,
+        adapters: Adapters = NONE,
+        noise: Tensor | None = None,
     ) -> CachedTemplate:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.
 
-        The product records without `adapters`.
+        The product records without `adapters`, and with the same `noise` for all edits.
         """
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=True
         )
-        tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
+        if noise is None:
+            noise = template_noise(*tensors["noise"].shape)
+        tensors = {**tensors, "noise": noise}
         sampler = self.family.schedule.recorder
         row = self._row(request, self._text(request, ""), tensors, steps, sampler)
         (done,) = self.run([replace(row, records=recording, adapters=adapters)])
@@ -152,6 +159,12 @@ class BenchModel:
             controls=controls,
         )
         return engines.drained(engine, _numbered(rows), told)
+
+    def begun(self, row: Row, steps: int) -> Row:
+        """`row` after its next `steps`, without what reuse remembers."""
+        engine = Engine(self.family, Capacity(1, engines.TOKENS), lambda: 0.0, reusing=self._placed(None))
+        (found,) = engines.advanced(engine, [row], steps)
+        return found
 
     def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
         """Return what the first step of `rows` teaches them."""
