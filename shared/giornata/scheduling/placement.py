@@ -92,8 +92,9 @@ NEARLY: Final = 1.25
 class ModelSlack:
     """The slack of each model's workers.
 
-    It is `most` while no rows of the model wait, half of it where half as many wait as its workers have places, and
-    less the more wait. Rows of other models change nothing: these workers could not take them.
+    It is `most` while no rows of the model wait, half of it where an eighth as many wait as its workers have places,
+    and less the more wait: all that come after a burst wait for the rate that is lost in it. Rows of other models
+    change nothing: these workers could not take them.
     """
 
     def __init__(self, most: float) -> None:
@@ -110,7 +111,7 @@ class ModelSlack:
         """Take in how many rows of each model wait; the models whose slack has changed."""
         changed = set()
         for model in {*waiting, *self._now}:
-            slack = self._most / (1 + 2 * waiting.get(model, 0) / max(1, self._places[model]))
+            slack = self._most / (1 + 8 * waiting.get(model, 0) / max(1, self._places[model]))
             before = self._now.get(model, self._most)
             if not before / NEARLY <= slack <= before * NEARLY:
                 self._now[model] = slack

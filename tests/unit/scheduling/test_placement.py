@@ -279,12 +279,18 @@ def test_token_level_balancing_counts_masked_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("slack", "waiting", "rows"),
-    [(0.05, 0, 3), (0.0, 0, 8), (0.2, 0, 2), (0.2, 4, 2), (0.2, 12, 3), (0.2, 80, 6), (0.0, 80, 8)],
+    [(0.05, 0, 3), (0.0, 0, 8), (0.2, 0, 2), (0.2, 1, 2), (0.2, 3, 3), (0.2, 20, 6), (0.0, 80, 8)],
 )
 def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait(
     slack: float, waiting: int, rows: int
 ) -> None:
     assert rows_of_one_worker(Placement(slack=slack), waiting) == rows
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_longer_line_never_leaves_a_worker_fewer_rows(waiting: int, more: int) -> None:
+    fewer, rows = (rows_of_one_worker(Placement(slack=0.2), count) for count in (waiting, waiting + more))
+    assert 2 <= fewer <= rows <= 8
 
 
 @pytest.mark.parametrize("before", [worker("gone", capacity=72), worker("d", capacity=72)])
@@ -294,7 +300,7 @@ def test_places_that_are_gone_make_no_waiting_row_count_less(before: ServiceStat
     known.observe(before, 0)
     known.observe(worker("d", capacity=8), SILENCE_S + 1)
     known.expire(SILENCE_S + 1)
-    assert rows_of_one_worker(known, waiting=80) == rows_of_one_worker(Placement(slack=0.2), waiting=80) == 6
+    assert rows_of_one_worker(known, waiting=20) == rows_of_one_worker(Placement(slack=0.2), waiting=20) == 6
 
 
 def rows_of_one_worker(known: Placement, waiting: int) -> int:
@@ -313,23 +319,23 @@ def rows_of_one_worker(known: Placement, waiting: int) -> int:
 
 
 def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
-    """Half of the slack where half as many rows wait as there are places; that of the longest line where it has two."""
+    """Half of the slack where an eighth as many rows wait as there are places; that of the longest line of two."""
     one, other = ("one", "digest"), ("other", "digest")
     slacks = ModelSlack(0.1)
-    slacks.count([one], 8)
-    slacks.count([one, other], 8)
+    slacks.count([one], 32)
+    slacks.count([one, other], 32)
     assert slacks.heed({one: 8}) == {one}
     assert [slacks.of(models) for models in ([one], [other], [other, one], [])] == [0.05, 0.1, 0.05, 0.1]
     assert slacks.heed({one: 8, other: 80}) == {other}
     assert slacks.of([one]) == 0.05
     assert slacks.heed({one: 9, other: 80}) == set(), "about as many"
-    slacks.count([one, other], -8)
+    slacks.count([one, other], -32)
     assert slacks.heed({one: 8}) == {one, other}
     assert slacks.of([one]) == pytest.approx(0.1 / 3)
     assert slacks.of([other]) == 0.1
-    slacks.count([one], -8)
+    slacks.count([one], -32)
     slacks.heed({one: 2})
-    assert slacks.of([one]) == pytest.approx(0.1 / 5), "without workers, as if there were one place"
+    assert slacks.of([one]) == pytest.approx(0.1 / 17), "without workers, as if there were one place"
 
 
 # Few workers are looked at, and they are the same that a look at all of them would find.
