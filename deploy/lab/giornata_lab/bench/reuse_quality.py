@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -110,8 +110,8 @@ class Comparison:
         """With a template, or without as a miss."""
         row, how = self._row(self._request, switches), ReuseOptions(correction_bits=switches.correction_bits)
         if (teacher := self._teachers.get(switches.teacher)) and switches.corrected:
-            (known,) = self._model.corrections([self._row(teacher, switches)], how)
-            row = changed(row, corrections=known)
+            known = self._model.begun(self._row(teacher, switches), 1, how)
+            row = changed(row, corrections=known.reuse.corrections)
         made = self._timed(lambda: self._model.run([row], how)[0])
         noise = None if self._off else switches.halo
         return self._scored(made, _cost(row, switches), row.reuse.template, noise)
@@ -125,10 +125,8 @@ class Comparison:
 
     def fisedit_like(self, threshold: float) -> EditScores:
         """With the exact keys and values of a run of its own noise and steps: what FISEdit has of an earlier edit."""
-        model, row = self._model, self._plain
-        recording, noise = RecordingSpec(frozenset({CacheForm.KV}), EXACT), row.inputs.conditioning["noise"]
-        template = model.template(self._request, recording, model.steps, noise=noise)
-        made = self._timed(lambda: fisedit_like(model, row, template, threshold, FIRST_STEPS))
+        row, template = self._plain, self._earlier_run
+        made = self._timed(lambda: fisedit_like(self._model, row, template, threshold, FIRST_STEPS))
         text, first = row.inputs.prompts[0].joint_tokens, FIRST_STEPS / row.steps
         masked = (text + made.row.computed_tokens) / (text + row.image_tokens)
         return self._scored(made, first + (1 - first) * masked, template)
@@ -137,6 +135,14 @@ class Comparison:
         """With another seed, in full: how far apart pictures of one request are anyway."""
         row = self._model.edit(self._teachers[Teacher.SEED], None)
         return self._scored(self._timed(lambda: self._model.run([row])[0]), 1.0)
+
+    @cached_property
+    def _earlier_run(self) -> CachedTemplate:
+        recording, noise = (
+            RecordingSpec(frozenset({CacheForm.KV}), EXACT),
+            self._plain.inputs.conditioning["noise"],
+        )
+        return self._model.template(self._request, recording, self._model.steps, noise=noise)
 
     def _row(self, request: Request, switches: BenchSetting) -> Row:
         model, every = self._model, switches.renewed_every

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate, Correction, template_noise
+from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
@@ -160,17 +160,11 @@ class BenchModel:
         )
         return engines.drained(engine, _numbered(rows), told)
 
-    def begun(self, row: Row, steps: int) -> Row:
-        """`row` after its next `steps`, without what reuse remembers."""
-        engine = Engine(self.family, Capacity(1, engines.TOKENS), lambda: 0.0, reusing=self._placed(None))
+    def begun(self, row: Row, steps: int, how: ReuseOptions | None = None) -> Row:
+        """`row` after its next `steps`, with what they teach it."""
+        engine = Engine(self.family, Capacity(1, engines.TOKENS), lambda: 0.0, reusing=self._placed(how))
         (found,) = engines.advanced(engine, [row], steps)
         return found
-
-    def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
-        """Return what the first step of `rows` teaches them."""
-        capacity = Capacity(len(rows), engines.TOKENS)
-        engine = Engine(self.family, capacity, lambda: 0.0, reusing=self._placed(how))
-        return [row.reuse.corrections for row in engines.taught(engine, _numbered(rows))]
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,9 +21,6 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.bench_model import BenchModel
 from giornata_lab.bench.compute.rows import changed
-
-ORDER: Final = 4
-"""Of TeaCache's polynomials, as published."""
 
 
 class TeaCachePolynomial(NamedTuple):
@@ -91,8 +88,9 @@ class _TeaCacheForward(FluxForward):
 
     def passed(self, pairs: Sequence[Any], *others: Any) -> Tensor:
         """See :meth:`giornata.packed.forward.PackedForward.passed`."""
-        image, segments = others[-2], self.tokens.now.layout.image
+        image: Tensor = others[-2]
         vectors, eps = self.modulation.double(0)[0][:2], pairs[0].norm1.norm.eps
+        segments = self.tokens.now.layout.image
         modulated = self._parts.elementwise.modulated(image, vectors, segments, eps)
         if not self.rule.computes(modulated, *self.place) and self.rule.residual is not None:
             return image + self.rule.residual
@@ -104,9 +102,7 @@ class _TeaCacheForward(FluxForward):
 class TeaCacheFill(FluxFill):
     """Flux Fill's network under `rule`; its batches have one row, without a template."""
 
-    def __init__(self, transformer: Any, rule: TeaCache) -> None:
-        super().__init__(transformer)
-        self.rule = rule
+    rule: TeaCache
 
     def predict(
         self,
@@ -129,18 +125,18 @@ class TeaCacheFill(FluxFill):
 def with_teacache(model: BenchModel, rule: TeaCache) -> BenchModel:
     """`model`, of Flux Fill, with its network under `rule`."""
     known: Any = model.family.network
-    found = copy.copy(model)
-    found.family = replace(model.family, network=TeaCacheFill(known.transformer, rule))
+    found, network = copy.copy(model), TeaCacheFill(known.transformer)
+    found.family, network.rule = replace(model.family, network=network), rule
     return found
 
 
 def calibrate(model: BenchModel, rows: Iterable[Row]) -> TeaCachePolynomial:
-    """TeaCache's polynomial by least squares over all steps of `rows` but each one's first, in full."""
+    """TeaCache's polynomial, of order 4 as published, by least squares over all steps of `rows` but the first ones."""
     rule = TeaCache()
     for row in rows:
         with_teacache(model, rule).run([row])
     inputs, outputs = np.array(rule.pairs).T
-    coefficients = np.polyfit(inputs, outputs, ORDER)
+    coefficients = np.polyfit(inputs, outputs, 4)
     off = outputs - np.polyval(coefficients, inputs)
     return TeaCachePolynomial(tuple(coefficients.tolist()), float(1 - off.var() / outputs.var()), len(inputs))
 
