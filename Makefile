@@ -73,7 +73,7 @@ test-unit: setup ## run the fast tests that start no server: while you work
 test-stress: setup ## run changed tests that start something 20 times on a machine that stands still, or ARGS="FILE --rounds 5"
 	$(BIN)/python -m tests.stress $(ARGS)
 
-test-long: setup ## run the tests that last for minutes: whole families, a stack that is disturbed, the doors' clients
+test-long: setup ## run the tests that last for minutes: whole families, the doors' clients
 	$(PYTEST) -m long --ignore tests/lab
 
 test-lab: setup ## run all tests of the lab: simulator, load generator, quality, training, benchmarks and rehearsals

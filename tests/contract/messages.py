@@ -5,121 +5,16 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from giornata.families import Family
+from giornata.wire import controlnets, jobs, loras, messages, workers
 from giornata.wire.adapters import ControlKind
-from giornata.wire.controlnets import (
-    CloseControl,
-    CloseControlReply,
-    ControlBase,
-    DataPath,
-    OpenControl,
-    OpenControlReply,
-)
 from giornata.wire.errors import ErrorBody
-from giornata.wire.jobs import (
-    BlobRef,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Priority,
-    PromptTokens,
-    RowRecord,
-    RowState,
-    TemplateUse,
-)
-from giornata.wire.loras import (
-    BeginUpload,
-    CanonicalLora,
-    DropUpload,
-    FileChunk,
-    FinishUpload,
-    HostTier,
-    KeepUpload,
-    LoraCounters,
-    LoraRecord,
-    LoraState,
-    LoraStyle,
-    NormaliseLora,
-    PinLora,
-    ProfiledLora,
-    ReadFile,
-    RemoveLora,
-    StoredFile,
-    TierChange,
-    TierLoadReply,
-    TierLoadRequest,
-    TierLoads,
-    TierSnapshot,
-    TierSnapshotRequest,
-    UploadChunk,
-    UploadProgress,
-    WantedFiles,
-    packed,
-)
-from giornata.wire.messages import (
-    CancelMessage,
-    CancelRows,
-    DenoisedEvent,
-    DoneEvent,
-    EditMessage,
-    EditReply,
-    EncodeRequest,
-    Epoch,
-    FinishReply,
-    FinishRequest,
-    FoundRegion,
-    GenerateMessage,
-    InspectRequest,
-    JobAck,
-    JobEstimate,
-    JobEstimateRequest,
-    LoadLoras,
-    MaskCard,
-    MaskedRegion,
-    MaskMessage,
-    MaskMessageReply,
-    MaskParameters,
-    MaskReply,
-    MaskRequest,
-    Picture,
-    PrefetchTemplate,
-    PreviewEvent,
-    ProbeMessage,
-    RecordRequest,
-    RemoveTemplate,
-    RunAnswer,
-    RunReply,
-    RunRequest,
-    StateEvent,
-    StepEvent,
-    SubmitRequest,
-    TemplateRequest,
-)
 from giornata.wire.models import BlockSpec, ModelCard, Sampler, StepCache, Task
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
-from giornata.wire.workers import (
-    CostFit,
-    DegreeCosts,
-    FleetSummary,
-    HostDevice,
-    PrepostState,
-    QueueState,
-    RankPhase,
-    RankState,
-    RowProgress,
-    ServiceName,
-    ServiceState,
-    StepSample,
-    TemplateCounters,
-    WorkerCosts,
-    WorkerState,
-)
 from tests.contract.control_steps import CONTROL_STEPS
 
-REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
+REF = jobs.BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
 PARAMETERS = EditParameters(
     prompt="a red star",
     model="tiny",
@@ -140,11 +35,11 @@ PARAMETERS = EditParameters(
     step_cache_warmup=3,
     halo=2,
 )
-JOB = Job(
+JOB = jobs.Job(
     job_id="job_1",
     tenant="default",
     gateway="gateway-1",
-    priority=Priority.BATCH,
+    priority=jobs.Priority.BATCH,
     model="tiny",
     model_digest="dd",
     parameters=PARAMETERS,
@@ -156,7 +51,7 @@ JOB = Job(
     fingerprint="ff.ee.dd",
     evaluations=4,
 )
-INSPECTION = Inspection(
+INSPECTION = jobs.Inspection(
     width=64,
     height=48,
     has_alpha=False,
@@ -175,29 +70,31 @@ INSPECTION = Inspection(
     alpha=REF,
     crop=(8, 4, 48, 40),
 )
-PROMPT_TOKENS = PromptTokens(given=60, read=47)
-ENCODING = Encoding(
+PROMPT_TOKENS = jobs.PromptTokens(given=60, read=47)
+ENCODING = jobs.Encoding(
     text=REF, text_tokens=48, padding_tokens=40, prompt_tokens=PROMPT_TOKENS, rows=(REF,), empty_text=REF
 )
-STORED = StoredFile(sha256="ab", size_bytes=6)
-LORA = LoraRecord(
+STORED = loras.StoredFile(sha256="ab", size_bytes=6)
+LORA = loras.LoraRecord(
     lora_id="lora_1",
     tenant="default",
     created_s=1,
-    state=LoraState.READY,
+    state=loras.LoraState.READY,
     model="tiny",
     name="rims",
     received_bytes=6,
     source=STORED,
-    style=LoraStyle.KOHYA,
+    style=loras.LoraStyle.KOHYA,
     rank=4,
-    canonical=CanonicalLora(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1, weights=96),
+    canonical=loras.CanonicalLora(
+        file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1, weights=96
+    ),
     joins_within=0.25,
     worker="l1",
     worked_s=2,
     shared_path="tiny/rims.safetensors",
 )
-BASE = ControlBase(
+BASE = controlnets.ControlBase(
     kind=ControlKind.FLUX,
     channels=(64, 64, 64),
     singles=1,
@@ -206,11 +103,11 @@ BASE = ControlBase(
     text_channels=32,
     pooled_channels=24,
 )
-ROW = RowRecord(
+ROW = jobs.RowRecord(
     index=0,
     seed=7,
-    resume=RowState(step=2, latents=REF),
-    template=TemplateUse.HIT,
+    resume=jobs.RowState(step=2, latents=REF),
+    template=jobs.TemplateUse.HIT,
 )
 CARD = ModelCard(
     name="tiny",
@@ -248,11 +145,11 @@ TEMPLATE = TemplateRecord(
     error=ErrorBody(code="row_poisoned", message="not finite"),
 )
 INPUTS = TemplateInputs(inspection=INSPECTION, empty_text=REF, conditioning=REF)
-WORKER = WorkerState(
+WORKER = workers.WorkerState(
     capacity_rows=8,
     capacity_tokens=4096,
     running=(
-        RowProgress(
+        workers.RowProgress(
             job_id="job_1",
             attempt=1,
             index=0,
@@ -267,7 +164,7 @@ WORKER = WorkerState(
         ),
     ),
     steps_total=9,
-    templates=TemplateCounters(
+    templates=workers.TemplateCounters(
         hits_memory=1,
         hits_disk=2,
         misses=3,
@@ -286,7 +183,7 @@ WORKER = WorkerState(
     ),
     resident={},
     samples=(
-        StepSample(
+        workers.StepSample(
             rows=1,
             degree=2,
             halves=True,
@@ -316,37 +213,37 @@ WORKER = WorkerState(
             parts={"border": 28}, across=1.0, text_pair=2.0, convolution=9.0, gathered=36.0, together=True
         ),
     ),
-    cost_model=WorkerCosts(
-        compute=CostFit(
+    cost_model=workers.WorkerCosts(
+        compute=workers.CostFit(
             weights=(1.0, 0.5, 0.25, 0.0, 0.0, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
         ),
-        load=CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
+        load=workers.CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
         degrees=(
-            DegreeCosts(
+            workers.DegreeCosts(
                 degree=2,
                 halves=True,
-                compute=CostFit(
+                compute=workers.CostFit(
                     weights=(1.5, 0.25, 0.125, 0.0, 0.0, 0.0), r2=0.5, residual_ms=0.5, samples=4, outliers=0
                 ),
             ),
         ),
         keeps_padding=True,
     ),
-    ranks=(RankState(device="cuda:0", phase=RankPhase.READY, busy=True, starts=2),),
+    ranks=(workers.RankState(device="cuda:0", phase=workers.RankPhase.READY, busy=True, starts=2),),
 )
 
 MESSAGES: list[BaseModel] = [
-    SubmitRequest(job=JOB, remaining_ms=900),
-    JobRecord(
+    messages.SubmitRequest(job=JOB, remaining_ms=900),
+    jobs.JobRecord(
         job=JOB,
-        state=JobState.RUNNING,
+        state=jobs.JobState.RUNNING,
         attempt=1,
         causes=("attempt 1 on d0: the worker fell silent",),
         inspection=INSPECTION,
         encoding=ENCODING,
         rows=(ROW,),
     ),
-    RunRequest(
+    messages.RunRequest(
         job=JOB,
         attempt=1,
         inspection=INSPECTION,
@@ -355,25 +252,25 @@ MESSAGES: list[BaseModel] = [
         remaining_ms=900,
         denoise_within_ms=640.5,
     ),
-    RunReply(answer=RunAnswer.FULL),
-    FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
-    CancelRows(job_id="job_1", attempt=2),
+    messages.RunReply(answer=messages.RunAnswer.FULL),
+    messages.FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
+    messages.CancelRows(job_id="job_1", attempt=2),
     JOB,
-    JobAck(job_id="job_1"),
-    JobEstimate(position=2, finish_ms=1500.5),
-    JobEstimateRequest(job_id="job_1", remaining_ms=900),
+    messages.JobAck(job_id="job_1"),
+    messages.JobEstimate(position=2, finish_ms=1500.5),
+    messages.JobEstimateRequest(job_id="job_1", remaining_ms=900),
     TEMPLATE,
     INPUTS,
-    TemplateRequest(template=TEMPLATE, remaining_ms=900),
-    RecordRequest(template=TEMPLATE, inputs=INPUTS, remaining_ms=900),
-    PrefetchTemplate(job=JOB, inspection=INSPECTION),
-    RemoveTemplate(tenant="default", template_key="tt"),
-    InspectRequest(job=JOB, remaining_ms=900),
+    messages.TemplateRequest(template=TEMPLATE, remaining_ms=900),
+    messages.RecordRequest(template=TEMPLATE, inputs=INPUTS, remaining_ms=900),
+    messages.PrefetchTemplate(job=JOB, inspection=INSPECTION),
+    messages.RemoveTemplate(tenant="default", template_key="tt"),
+    messages.InspectRequest(job=JOB, remaining_ms=900),
     INSPECTION,
-    EncodeRequest(job=JOB, inspection=INSPECTION, remaining_ms=900),
+    messages.EncodeRequest(job=JOB, inspection=INSPECTION, remaining_ms=900),
     ENCODING,
-    FinishRequest(job=JOB, inspection=INSPECTION, index=0, latents=REF, remaining_ms=900),
-    OpenControl(
+    messages.FinishRequest(job=JOB, inspection=INSPECTION, index=0, latents=REF, remaining_ms=900),
+    controlnets.OpenControl(
         job=JOB,
         attempt=1,
         index=0,
@@ -387,38 +284,52 @@ MESSAGES: list[BaseModel] = [
         computed=CellMap(height=3, width=4, bits=b"\xee\xe0"),
         denoiser="d1",
         host="h",
-        paths=(DataPath.UNIX, DataPath.TCP),
+        paths=(controlnets.DataPath.UNIX, controlnets.DataPath.TCP),
         remaining_ms=900,
     ),
-    OpenControlReply(path=DataPath.UNIX, address="/run/c1.sock", token="t", behind=((0, 0, None),)),  # noqa: S106 - no secret
-    CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
-    CloseControlReply(was_open=True),
+    controlnets.OpenControlReply(
+        path=controlnets.DataPath.UNIX,
+        address="/run/c1.sock",
+        token="t",  # noqa: S106 - no secret
+        behind=((0, 0, None),),
+    ),
+    controlnets.CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
+    controlnets.CloseControlReply(was_open=True),
     *CONTROL_STEPS,
-    CancelMessage(job_id="job_1", api_key="k"),
-    EditReply(
+    messages.CancelMessage(job_id="job_1", api_key="k"),
+    messages.EditReply(
         job_id="job_1",
         width=64,
         height=48,
         output_format=OutputFormat.WEBP,
-        pictures=(Picture(index=0, seed=7, data=b"RIFF"), Picture(index=1, seed=8, ref=REF)),
+        pictures=(
+            messages.Picture(index=0, seed=7, data=b"RIFF"),
+            messages.Picture(index=1, seed=8, ref=REF),
+        ),
         errors=("Its values are not finite.",),
         prompt_tokens=PROMPT_TOKENS,
     ),
-    EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
-    ProbeMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=b"\x89PNG", tenant="alice"),
-    GenerateMessage(parameters=GenerationParameters(prompt="x", size="64x48"), progress="_INBOX.a"),
-    MaskMessage(parameters=MaskParameters(prompt="the hat", max_regions=3), image=REF, api_key="k"),
-    MaskMessageReply(
+    messages.EditMessage(
+        parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"
+    ),
+    messages.ProbeMessage(
+        parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=b"\x89PNG", tenant="alice"
+    ),
+    messages.GenerateMessage(parameters=GenerationParameters(prompt="x", size="64x48"), progress="_INBOX.a"),
+    messages.MaskMessage(
+        parameters=messages.MaskParameters(prompt="the hat", max_regions=3), image=REF, api_key="k"
+    ),
+    messages.MaskMessageReply(
         width=64,
         height=48,
-        regions=(MaskedRegion(score=0.75, box=(8, 4, 16, 12), area=150, ref=REF),),
+        regions=(messages.MaskedRegion(score=0.75, box=(8, 4, 16, 12), area=150, ref=REF),),
         threshold=0.25,
         model="clipseg",
         data=b"\x89PNG",
     ),
-    StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
-    StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
-    PreviewEvent(
+    messages.StateEvent(job_id="job_1", state=jobs.JobState.PREPARING, attempt=0),
+    messages.StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
+    messages.PreviewEvent(
         job_id="job_1",
         attempt=1,
         index=0,
@@ -429,11 +340,13 @@ MESSAGES: list[BaseModel] = [
         format=OutputFormat.JPEG,
         box=(8, 4, 48, 40),
     ),
-    DenoisedEvent(job_id="job_1", attempt=1, worker="d1", denoise_ms=12.5, wait_ms=0.5),
-    DoneEvent(
-        job_id="job_1", state=JobState.COMPLETED, stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4)
+    messages.DenoisedEvent(job_id="job_1", attempt=1, worker="d1", denoise_ms=12.5, wait_ms=0.5),
+    messages.DoneEvent(
+        job_id="job_1",
+        state=jobs.JobState.COMPLETED,
+        stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4),
     ),
-    MaskRequest(
+    messages.MaskRequest(
         image=REF,
         prompt="the hat",
         threshold=0.25,
@@ -443,58 +356,60 @@ MESSAGES: list[BaseModel] = [
         each=True,
         remaining_ms=900,
     ),
-    MaskReply(
+    messages.MaskReply(
         width=64,
         height=48,
-        regions=(FoundRegion(score=0.75, box=(8, 4, 16, 12), area=150, mask=REF),),
+        regions=(messages.FoundRegion(score=0.75, box=(8, 4, 16, 12), area=150, mask=REF),),
         mask=REF,
         threshold=0.25,
         model="clipseg",
         compute_ms=12.5,
     ),
-    FleetSummary(
+    workers.FleetSummary(
         router="r1",
-        ready={ServiceName.PREPOST: 1},
+        ready={workers.ServiceName.PREPOST: 1},
         models=(CARD,),
-        masks={"tiny": MaskCard(name="clipseg", threshold=0.5)},
+        masks={"tiny": messages.MaskCard(name="clipseg", threshold=0.5)},
         wait_ms={"tiny": 20.0},
     ),
-    ServiceState(
-        service=ServiceName.DENOISER,
-        masks=MaskCard(name="clipseg", threshold=0.5),
+    workers.ServiceState(
+        service=workers.ServiceName.DENOISER,
+        masks=messages.MaskCard(name="clipseg", threshold=0.5),
         instance="d1",
         host="h",
         version="0.1.0",
         ready=True,
         models=(CARD,),
         worker=WORKER,
-        queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
-        loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
-        host_tier=HostTier(
+        queue=workers.QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
+        loras=loras.LoraCounters(
+            stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6
+        ),
+        host_tier=loras.HostTier(
             name="h",
             epoch=7,
             number=2,
-            changes=(TierChange(number=2, sha256="ab", size_bytes=6),),
+            changes=(loras.TierChange(number=2, sha256="ab", size_bytes=6),),
             budget_bytes=2048,
             used_bytes=6,
-            loads=TierLoads(demand=1, waited_ms=1.5),
+            loads=loras.TierLoads(demand=1, waited_ms=1.5),
         ),
-        gpus=(HostDevice(device="cuda:3", id="GPU-8f7d4a5c", claimed=True),),
+        gpus=(workers.HostDevice(device="cuda:3", id="GPU-8f7d4a5c", claimed=True),),
         answering=("inspect job_1", "finish job_2 0"),
-        prepost=PrepostState(image_processes=2),
+        prepost=workers.PrepostState(image_processes=2),
     ),
-    BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
-    UploadChunk(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),
-    UploadProgress(size_bytes=6, limit_bytes=2048),
-    FinishUpload(
+    loras.BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
+    loras.UploadChunk(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),
+    loras.UploadProgress(size_bytes=6, limit_bytes=2048),
+    loras.FinishUpload(
         upload_id="upload_1", tenant="default", model="tiny", name="rims", file=STORED, remaining_ms=900
     ),
-    KeepUpload(upload_id="upload_1", file=STORED, remaining_ms=900),
-    DropUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
-    ReadFile(sha256="ab", offset=3, size_bytes=3, remaining_ms=900),
-    FileChunk(data=b"xyz"),
-    RemoveLora(lora_id="lora_1", tenant="default", remaining_ms=900),
-    ProfiledLora(
+    loras.KeepUpload(upload_id="upload_1", file=STORED, remaining_ms=900),
+    loras.DropUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
+    loras.ReadFile(sha256="ab", offset=3, size_bytes=3, remaining_ms=900),
+    loras.FileChunk(data=b"xyz"),
+    loras.RemoveLora(lora_id="lora_1", tenant="default", remaining_ms=900),
+    loras.ProfiledLora(
         lora_id="lora_1",
         tenant="default",
         sha256="ab",
@@ -502,14 +417,14 @@ MESSAGES: list[BaseModel] = [
         joins_within=0.25,
         remaining_ms=900,
     ),
-    NormaliseLora(lora=LORA, remaining_ms=900),
-    PinLora(lora_id="lora_1", tenant="default", pinned=True, remaining_ms=900),
-    TierSnapshotRequest(remaining_ms=900),
-    TierSnapshot.of("h", 7, 2, [("ab" * 32, 6)]),
-    TierLoadRequest(file=STORED, ahead=True, remaining_ms=900),
-    TierLoadReply(loaded=True),
-    WantedFiles(epoch=(7, 8), number=3, sha256s=packed(["ab" * 32])),
-    LoadLoras(files=(STORED,), epoch=Epoch(7, 8)),
+    loras.NormaliseLora(lora=LORA, remaining_ms=900),
+    loras.PinLora(lora_id="lora_1", tenant="default", pinned=True, remaining_ms=900),
+    loras.TierSnapshotRequest(remaining_ms=900),
+    loras.TierSnapshot.of("h", 7, 2, [("ab" * 32, 6)]),
+    loras.TierLoadRequest(file=STORED, ahead=True, remaining_ms=900),
+    loras.TierLoadReply(loaded=True),
+    loras.WantedFiles(epoch=(7, 8), number=3, sha256s=loras.packed(["ab" * 32])),
+    messages.LoadLoras(files=(STORED,), epoch=messages.Epoch(7, 8)),
     ErrorBody(
         code="mask_empty",
         message="nothing",

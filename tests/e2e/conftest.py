@@ -1,26 +1,23 @@
 """Stacks for tests, each shared by the whole run. Tests of ``stack`` and ``shipped`` leave them as they found them.
 
-What tests of ``pairs`` kill has a successor before the next one. ``start_stack`` starts one for a test that needs
-settings of its own.
+What tests of ``pairs`` kill has a successor before the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 import pytest
 
 from giornata.families import Family
-from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from tests.e2e.collector import Collector, collecting
-from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
+from tests.e2e.live import LiveStack, live_stack, paced, slowly
 from tests.e2e.node_package import install
 from tests.e2e.stacks import paired_stack, shipped_stack
 from tests.patience import patient_launcher
@@ -28,18 +25,6 @@ from tests.s3_server import s3_server
 
 SLOW_STEP_S = 0.25
 """Step time of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
-
-
-class StartStack(Protocol):
-    """Starts a stack for one test: the replicas that differ from one each, environment for all services and for one."""
-
-    def __call__(
-        self,
-        replicas: Mapping[ServiceName, int],
-        env: Mapping[str, str] = NO_ENV,
-        nats_servers: int = 1,
-        env_of: EnvOf = NO_ENV_OF,
-    ) -> LiveStack: ...
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -119,12 +104,3 @@ def slow_steps(stack: LiveStack, pace: Path) -> Iterator[Callable[[], None]]:
     with ExitStack() as slow:
         slow.enter_context(slowly(pace, SLOW_STEP_S))
         yield slow.close
-
-
-@pytest.fixture
-def start_stack(tiny_model: Path) -> Iterator[StartStack]:
-    """Starts a stack that belongs to this test alone: ``start_stack({ServiceName.DENOISER: 2})``."""
-    with ExitStack() as opened:
-        yield lambda replicas, env=NO_ENV, nats_servers=1, env_of=NO_ENV_OF: opened.enter_context(
-            live_stack(tiny_model, replicas, env, nats_servers, env_of)
-        )

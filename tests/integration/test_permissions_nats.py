@@ -19,7 +19,7 @@ from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records import JobRecordStore, TemplateRecords, WebhookRecords
+from giornata.records import TemplateRecords, WebhookRecords
 from giornata.wire import codec, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import JobState
@@ -29,10 +29,9 @@ from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli import doctor_checks as checks
 from giornata_tools.cli.doctor_checks import CheckStatus
-from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_server import NatsServer, refused
-from tests.integration.router.bench import make_job, running_router
+from tests.integration.router.bench import make_job
 from tests.patience import HUNG_MS, HUNG_S
 
 Guarded = tuple[NatsServer, Path]
@@ -204,39 +203,6 @@ async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Conne
 async def _enter(entered: AbstractAsyncContextManager[object]) -> None:
     async with entered:
         pass
-
-
-async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights(
-    guarded_nats: Guarded, connect: Connect
-) -> None:
-    server, users = guarded_nats
-    gateway, prepost, denoiser = [await connect(user) for user in (GATEWAY, PREPOST, DENOISER)]
-    await _ensured(connect)
-    ended: asyncio.Queue[DoneEvent] = asyncio.Queue()
-    done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-    with capture_logs() as logs:
-        async with (
-            running_router(server.url, "r1", password_file=password_file(users, ROUTER)),
-            gateway.listen(done, DoneEvent, ended.put_nowait),
-            FakePrepost(prepost).run(),
-            FakeDenoiser(denoiser, await JobRecordStore.open(denoiser.jetstream), "d1").run(),
-            asyncio.timeout(HUNG_S),
-        ):
-            job = make_job()
-            while True:
-                try:
-                    await gateway.call(
-                        subjects.SUBMIT,
-                        SubmitRequest(job=job, remaining_ms=HUNG_MS),
-                        JobAck,
-                        Deadline.after_ms(HUNG_MS),
-                    )
-                except ServiceUnavailable:  # the router does not lead yet
-                    await asyncio.sleep(0.1)
-                else:
-                    break
-            assert (await ended.get()).state is JobState.COMPLETED
-    assert [log for log in logs if log["event"] in {"nats_refused", "answer_refused"}] == []
 
 
 async def _ensured(connect: Connect) -> None:

@@ -20,6 +20,7 @@ from giornata_tools.cli import doctor_checks as checks
 from giornata_tools.cli.doctor_checks import CheckStatus
 from tests.integration.gateway_fakes import Stage
 from tests.integration.nats_server import NatsServer
+from tests.present import present
 
 PASSWORD = "open-sesame"  # noqa: S105 - it is to be looked for in what is shown
 
@@ -31,14 +32,12 @@ def nats_server(folder: Path, config: str) -> Iterator[int]:
     path.write_text(f'listen: "127.0.0.1:-1"\n{config}\n')
     command = [str(Path(sys.executable).with_name("nats-server")), "-c", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         text = ""
         while "Server is ready" not in text:
-            line = process.stderr.readline()
+            line = present(process.stderr).readline()
             assert line, text
             text += line
-        found = re.search(r"Listening for client connections on 127\.0\.0\.1:(\d+)", text)
-        assert found is not None
+        found = present(re.search(r"Listening for client connections on 127\.0\.0\.1:(\d+)", text))
         try:
             yield int(found[1])
         finally:

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from diffusers import SD3MultiControlNetModel, StableDiffusion3ControlNetInpaintingPipeline
+from diffusers import (
+    FluxControlNetPipeline,
+    SD3MultiControlNetModel,
+    StableDiffusion3ControlNetInpaintingPipeline,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -87,6 +91,15 @@ def test_a_row_equals_the_pipeline(
     assert one.sees is (ControlInput.PIXELS if options is XLABS else seen.get(name, ControlInput.USUAL))
     row = made(of, request, [one])
     assert_equals(of, row, controlled(of, [row], [one])["row"], expected(of, request, [one]))
+
+
+def test_a_generation_of_flux_equals_the_pipeline(exact_family: Opened, tmp_path: Path) -> None:
+    """Its control image is drawn before its noise."""
+    of = exact_family("flux-inpaint")
+    asked, one = plain(of, steps=4), control(of, tmp_path / "net", depth=(2, 1))
+    row = under(of, of.generation, [one], asked, "row")
+    theirs = expected(of, asked, [one], kind=FluxControlNetPipeline)
+    assert_equals(of, row, controlled(of, [row], [one])["row"], theirs)
 
 
 @pytest.mark.parametrize("options", [MASKED, MASKED | TOLD], ids=["usual", "told otherwise"])

@@ -41,6 +41,7 @@ from tests.integration.conformance.reuse import COMPUTING_COSTS, FREE, NINE, Reu
 from tests.integration.painting import ended, final_latent
 from tests.integration.prepost.asking import png
 from tests.integration.prepost.oracle import PROMPT, picture
+from tests.present import present
 
 CLOSE: Final = 3e-5
 """Largest difference of final latents, relative to the largest value. Rounding makes 1e-6."""
@@ -154,8 +155,7 @@ def test_prompt_guidance_and_references_show(of: OpenFamily) -> None:
 def region_of(row: Row) -> tuple[Region, torch.Tensor]:
     """The region that the mask touches, and which tokens lie outside of it."""
     touched = row.inputs.conditioning["mask"].amax(dim=1).view(row.grid) > 0
-    found = make_region(touched)
-    assert found is not None
+    found = present(make_region(touched))
     return with_companions(found, row.inputs.companions), ~touched.view(-1)
 
 
@@ -229,8 +229,7 @@ def interrupted(of: OpenFamily, row: Row) -> Snapshot:
     engine = Engine(of.served.checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)
     engine.batch.submit([row])
     reports = [engine.step() for _ in range(2)]
-    assert reports[-1] is not None
-    return Snapshot.of(2, unpack(pack(reports[-1].advanced[0].export().tensors)))
+    return Snapshot.of(2, unpack(pack(present(reports[-1]).advanced[0].export().tensors)))
 
 
 @ONE_OF_EACH
@@ -352,9 +351,7 @@ async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(of: 
     template = CachedTemplate("t", full[0].grid, entries)
     _, hit = await asked.rows(Reuse.AUTO, replace(taking, recording=template))
     assert [row.reuse.template is not None for row in (*off, *full, *miss, *hit)] == [False] * 6 + [True] * 2
-    assert inspection.compute_set is not None
-    region = region_in(inspection.compute_set[1])
-    assert region is not None
+    region = present(region_in(present(inspection.compute_set)[1]))
     for found, where in ((full, slice(None)), (miss, slice(None)), (hit, region.computed)):
         for row, own in zip(found, off, strict=True):  # outside a hit has the recorded noise
             assert torch.equal(row.latent[where], own.latent[where])

@@ -272,16 +272,9 @@ class Bench:
     @asynccontextmanager
     async def service(self, *, budget_bytes: int = 1 << 30, **options: Any) -> AsyncIterator[Running]:
         """A service, which is stopped at the end."""
-        instance = f"controlnet-{secrets.token_hex(3)}"
-        config = configured(
-            ControlNetConfig,
-            controlnets=self.configured,
-            device="cpu",
-            instance=instance,
-            telemetry_hz=20,
-            nats_url=self.urls[0],
-            **{"drain_s": 0, **options},
-        )
+        instance = options.setdefault("instance", f"controlnet-{secrets.token_hex(3)}")
+        given = {"device": "cpu", "telemetry_hz": 20, "nats_url": self.urls[0], "drain_s": 0, **options}
+        config = configured(ControlNetConfig, controlnets=self.configured, **given)
         gate, states = Gate(), asyncio.Queue[ServiceState]()
         cards = read_cards(config.controlnets)
         with HeldNets(cards, CPU, torch.float32, budget_bytes=budget_bytes, loads=2, gate=gate) as nets:

@@ -1,85 +1,30 @@
-"""What denoisers notice when a service stops, or dies, in the middle of a step."""
+"""What denoisers notice when a service stops, or loses its device, in the middle of a step."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import torch
 from structlog.testing import capture_logs
 
 from giornata.control.link.messages import ControlFailed, LinkLost
-from giornata.wire import subjects
 from giornata.wire.errors import ControlNetUnavailable, InternalError
-from giornata.wire.workers import ServiceName, ServiceState
-from tests.forked_programs import program
-from tests.integration.controlnet.bench import Bench, Denoiser, samples, shapes
+from tests.integration.controlnet.bench import Bench, samples, shapes
 from tests.patience import HUNG_S
 
 
-@asynccontextmanager
-async def process(bench: Bench, log: Path) -> AsyncIterator[tuple[Any, Denoiser]]:
-    """A service as a process, once it is ready, and a denoiser that asks it."""
-    instance = f"controlnet-{secrets.token_hex(3)}"
-    states: asyncio.Queue[ServiceState] = asyncio.Queue()
-    subject = subjects.telemetry(ServiceName.CONTROLNET, instance)
-    env = {
-        "GIORNATA_NATS_URL": bench.urls[0],
-        "GIORNATA_BLOBS_URL": bench.urls[1],
-        "GIORNATA_CONTROLNETS": bench.configured,
-        "GIORNATA_DRAIN_S": "600",
-    }
-    flags = ("--instance", instance, "--device", "cpu")
-    async with (
-        bench.bus.listen(subject, ServiceState, states.put_nowait),
-        program("giornata_controlnet", *flags, env=env, log=log) as started,
-    ):
-        async with asyncio.timeout(HUNG_S):
-            assert (await states.get()).ready, "it tells nothing before it listens"
-        yield started, Denoiser(bench.bus, bench.blobs, instance, bench.links)
-
-
-async def test_a_killed_service_is_noticed_in_the_middle_of_a_step(bench: Bench, tmp_path: Path) -> None:
-    async with process(bench, tmp_path / "log") as (started, denoiser):
-        row = await denoiser.open(bench.use("edges"))
-        expected = row.expected(bench.nets, 0)
-        right = shapes(expected)
-        found = samples(denoiser.step(row, 0, right), len(right))
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-        started.send_signal(signal.SIGSTOP)  # so that the step is not over before the end
-        async with asyncio.timeout(HUNG_S):
-            while psutil.Process(started.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
-        asked = denoiser.step(row, 1, right)
-        started.kill()
-        with pytest.raises(LinkLost):
-            await asyncio.to_thread(asked.sample, 0, HUNG_S)
-
-
-async def test_a_service_that_stops_finishes_its_rows_and_takes_no_more(bench: Bench, tmp_path: Path) -> None:
-    async with process(bench, tmp_path / "log") as (started, denoiser):
+async def test_a_service_that_stops_finishes_its_rows_and_takes_no_more(bench: Bench) -> None:
+    async with bench.service(drain_s=600) as running:
+        denoiser = bench.denoiser(running)
         row = await denoiser.open(bench.use("edges"))
         expected = row.expected(bench.nets, 2)
         right = shapes(expected)
         samples(denoiser.step(row, 0, right), len(right))
-        draining = asyncio.Event()
-
-        def hear(state: ServiceState) -> None:
-            if state.draining:
-                draining.set()
-
-        subject = subjects.telemetry(ServiceName.CONTROLNET, denoiser.instance)
-        async with bench.bus.listen(subject, ServiceState, hear):
-            started.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(HUNG_S):
-                await draining.wait()
+        running.stop.set()
+        async with asyncio.timeout(HUNG_S):
+            while not (await running.states.get()).draining:
+                pass
         with pytest.raises(ControlNetUnavailable, match="is stopping"):
             await denoiser.open(bench.use("edges"))
         assert await denoiser.ask(row.request) == row.opened, "what is open stays open"
@@ -87,7 +32,7 @@ async def test_a_service_that_stops_finishes_its_rows_and_takes_no_more(bench: B
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
         assert await denoiser.close(row)
         async with asyncio.timeout(HUNG_S):
-            assert await started.wait() == 0
+            await running.ended
 
 
 async def test_rows_that_do_not_end_in_time_lose_their_link(bench: Bench) -> None:

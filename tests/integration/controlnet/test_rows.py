@@ -113,16 +113,6 @@ async def test_weights_of_open_rows_stay_beyond_the_budget(bench: Bench) -> None
         assert state.resident_bytes == bytes_of(bench, "depth")
 
 
-async def test_weights_that_no_row_uses_go_the_least_recently_used_first(bench: Bench) -> None:
-    async with bench.service(budget_bytes=bytes_of(bench, "edges") + bytes_of(bench, "pose")) as running:
-        denoiser = bench.denoiser(running)
-        for name in ("edges", "depth", "edges", "pose"):
-            await denoiser.close(await denoiser.open(bench.use(name)))
-        state = await running.told(lambda told: told.evicted == 1 and told.rows == 0)
-        assert set(state.resident) == {bench.nets[name].card.digest for name in ("edges", "pose")}
-        assert (state.hits, state.misses) == (1, 3)
-
-
 def bytes_of(bench: Bench, name: str) -> int:
     """Bytes of a net's weights."""
     return sum(parameter.nbytes for parameter in bench.nets[name].net.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,11 @@ from giornata.wire.adapters import ControlUse
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.rows import read_cards
-from giornata_controlnet.service import ControlNetService
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.controls.sessions import ControlNetSessionManager
-from tests import configs
 from tests.forked_programs import program
-from tests.integration.controlnet.bench import CPU
-from tests.integration.controlnet.gate import Gate, HeldNets
+from tests.integration.controlnet import bench as controlnet
+from tests.integration.controlnet.gate import Gate
 from tests.integration.denoiser.bench import STEPS, Bench, Worker
 from tests.integration.denoiser.test_service_controls import loaded, under
 from tests.patience import HUNG_S
@@ -43,38 +39,14 @@ def use(bench: Bench, folder: Path) -> ControlUse:
     return ControlUse(model="edges", digest=digest, scale=0.8)
 
 
-def configured(bench: Bench, folder: Path, name: str, **options: Any) -> ControlNetConfig:
-    given: dict[str, Any] = {
-        "controlnets": f"edges={folder / 'edges'}",
-        "device": "cpu",
-        "instance": name,
-        "telemetry_hz": 20,
-        "nats_url": bench.urls[0],
-        "blobs_url": bench.urls[1],
-        "drain_s": 0,
-    }
-    return configs.configured(ControlNetConfig, **given | options)
-
-
 @asynccontextmanager
 async def instance(bench: Bench, folder: Path, name: str, **options: Any) -> AsyncIterator[Gate]:
     """An instance in this process, whose forwards can be held."""
-    config, gate, stop = configured(bench, folder, name, **options), Gate(), asyncio.Event()
-    cards = read_cards(config.controlnets)
-    with HeldNets(cards, CPU, torch.float32, budget_bytes=1 << 30, loads=1, gate=gate) as nets:
-        task = asyncio.create_task(ControlNetService(config, bench.bus, bench.blobs, nets).run(stop))
-        try:
-            await heard(bench, name)
-            yield gate
-        finally:
-            gate.permits.release(1000)
-            stop.set()
-            await task
-
-
-def sequences(gate: Gate) -> int:
-    """How many it has computed; a forward may take two of one row, its step's and the next one's."""
-    return sum(count for _, count in gate.forwards)
+    nets = {"edges": str(folder / "edges")}
+    with ExitStack() as links:
+        served = controlnet.Bench(bench.bus, bench.blobs, bench.urls, nets, {}, links)
+        async with served.service(instance=name, **options) as running:
+            yield running.gate
 
 
 async def heard(bench: Bench, name: str) -> ServiceState:
@@ -184,12 +156,13 @@ async def test_a_killed_instance_is_replaced_by_another(
     bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     here = await made_here(bench, folder, use, pictures)
-    config = configured(bench, folder, "killed")
     given = {
-        f"GIORNATA_{name.upper()}": str(value)
-        for name, value in config.model_dump(include=config.model_fields_set).items()
+        "GIORNATA_CONTROLNETS": f"edges={folder / 'edges'}",
+        "GIORNATA_NATS_URL": bench.urls[0],
+        "GIORNATA_BLOBS_URL": bench.urls[1],
     }
-    async with program("giornata_controlnet", env=given, log=tmp_path / "log") as process:
+    flags = ("--instance", "killed", "--device", "cpu")
+    async with program("giornata_controlnet", *flags, env=given, log=tmp_path / "log") as process:
         await heard(bench, "killed")
         async with bench.worker(permits=2, control_open_s=HUNG_S) as worker:
             request = await alike(bench, worker, use)

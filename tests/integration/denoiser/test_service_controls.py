@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from giornata import tensors
-from giornata.control.layout import parse_checkpoints
 from giornata.control.networks import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
@@ -93,37 +92,3 @@ async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(
     error = row.error or told.error  # type: ignore[attr-defined]  # either tells
     assert error is not None
     assert error.code == "controlnet_not_found"
-
-
-def test_names_are_read() -> None:
-    assert parse_checkpoints(" edges=/nets/canny, author/depth ,") == {
-        "edges": "/nets/canny",
-        "depth": "author/depth",
-    }
-    assert parse_checkpoints("") == {}
-    with pytest.raises(ValueError, match="two ControlNets are called canny"):
-        parse_checkpoints("canny=/a,/b/canny")
-    with pytest.raises(ValueError, match="is no name"):
-        parse_checkpoints("../x=/a")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"num_attention_heads": 2}, "width of blocks 64"),
-        ({"joint_attention_dim": 12}, "width of text 12"),
-        ({"in_channels": 32}, "channels of latents 32"),
-        ({"conditioning_embedding_channels": 16, "patch_size": 3}, "pixels of a token 24"),
-    ],
-)
-def test_a_net_of_another_model_is_refused_at_the_start(
-    checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], told: str
-) -> None:
-    fitting(checkpoint, **options).save_pretrained(tmp_path / "edges")
-    with pytest.raises(ValueError, match=told):
-        open_controls(
-            str(tmp_path / "edges"),
-            of(checkpoint),
-            dtype=torch.float32,
-            device=CPU,
-        )

@@ -23,6 +23,7 @@ from giornata.wire.loras import FileChunk, ReadFile
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, StepSample, Tier
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
+from tests.present import present
 
 # The denoiser's rows under LoRAs that the LoRA store has: fetched, waited for, applied, refused.
 
@@ -145,8 +146,7 @@ async def test_a_lora_that_the_store_does_not_have_fails_its_job_alone(bench: Be
         await bench.run(worker, gone)
         await bench.report()
         (row,) = (await bench.records.get(gone.job.job_id)).rows
-        assert row.error is not None
-        assert row.error.code == "lora_not_found"
+        assert present(row.error).code == "lora_not_found"
         await bench.computed(worker, await bench.job(worker))
 
 
@@ -157,8 +157,7 @@ async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> Non
             await bench.run(worker, under(await bench.job(worker), store.use))
             await asyncio.wait_for(store.asked.wait(), WAIT_S)
             worker.stop.set()
-            assert worker.ended is not None
-            await asyncio.wait_for(asyncio.wait([worker.ended]), WAIT_S)
+            await asyncio.wait_for(asyncio.wait([present(worker.ended)]), WAIT_S)
         event = await bench.report()
         assert event.handed_back
         store.may_answer.set()
@@ -224,9 +223,7 @@ async def told(bench: Bench) -> AdapterCounters:
         bench.states.get_nowait()
     await asyncio.wait_for(bench.states.get(), WAIT_S)
     state = await asyncio.wait_for(bench.states.get(), WAIT_S)
-    assert state.worker is not None
-    assert state.worker.adapters is not None
-    return state.worker.adapters
+    return present(present(state.worker).adapters)
 
 
 async def test_a_bounded_row_makes_its_first_steps_and_tells_when_its_lora_joined(bench: Bench) -> None:

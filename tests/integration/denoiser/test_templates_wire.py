@@ -27,6 +27,7 @@ from giornata.wire.workers import TemplateCounters, Tier
 from giornata_denoiser import startup
 from tests.integration.denoiser.bench import INSPECTION, REF, WAIT_S, Bench, Worker
 from tests.patience import HUNG_MS
+from tests.present import present
 
 
 class Registry:
@@ -55,9 +56,8 @@ class Registry:
     async def ask(self, worker: Worker, **inputs: Any) -> RunAnswer:
         """Have `worker` record it."""
         encoding = (await self.request(worker)).encoding
-        assert encoding.empty_text is not None
         made = TemplateInputs(
-            inspection=INSPECTION, empty_text=encoding.empty_text, conditioning=encoding.rows[0]
+            inspection=INSPECTION, empty_text=present(encoding.empty_text), conditioning=encoding.rows[0]
         ).model_copy(update=inputs)
         request = RecordRequest(template=self.record, inputs=made, remaining_ms=HUNG_MS)
         deadline = Deadline.after_ms(HUNG_MS)
@@ -184,8 +184,7 @@ async def test_a_run_that_cannot_begin_is_told(bench: Bench, registry: Registry)
         assert await registry.ask(worker, conditioning=REF) is RunAnswer.ACCEPTED
         failed = await registry.settled()
         assert (failed.state, failed.worker) == (TemplateState.FAILED, worker.instance)
-        assert failed.error is not None
-        assert failed.error.code == "input_lost"
+        assert present(failed.error).code == "input_lost"
         await registry.counters(worker, failed=1, recorded=0)
 
 

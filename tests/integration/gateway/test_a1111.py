@@ -19,6 +19,7 @@ from giornata_gateway.http.a1111 import A1111_ROUTES
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Answer, Opening, Stage
+from tests.present import present
 
 IMAGE = base64.b64encode(b"picture").decode()
 MASK = base64.b64encode(b"mask").decode()
@@ -76,10 +77,8 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
     assert (told.n, told.num_inference_steps, told.mask_blur, told.strength) == (2, 6, 3.0, 0.6)
     assert (told.padding_mask_crop, told.mask_mode, told.size) == (24, MaskMode.BLACK, "auto")
     assert (told.sampler, told.guidance_scale) == (Sampler.EULER, 12.0)
-    assert job.image is not None
-    assert job.mask is not None
-    assert await stage.router.blobs.get(job.image) == b"picture"
-    assert await stage.router.blobs.get(job.mask) == b"mask"
+    assert await stage.router.blobs.get(present(job.image)) == b"picture"
+    assert await stage.router.blobs.get(present(job.mask)) == b"mask"
 
 
 @pytest.mark.parametrize(

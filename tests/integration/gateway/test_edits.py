@@ -17,6 +17,7 @@ from tests.integration.fake_router import COMPUTE, STAGES, picture_of
 from tests.integration.gateway.repeating import stored
 from tests.integration.gateway_fakes import Opening, Stage, leave
 from tests.patience import HUNG_S
+from tests.present import present
 
 
 async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
@@ -40,10 +41,8 @@ async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
     assert extension["compute_ms"] == COMPUTE.model_dump()
     assert extension["steps"] == 3
     job = stage.router.jobs[extension["job_id"]]
-    assert job.image is not None
-    assert job.mask is not None
-    assert await stage.router.blobs.get(job.image) == b"picture"
-    assert await stage.router.blobs.get(job.mask) == b"mask"
+    assert await stage.router.blobs.get(present(job.image)) == b"picture"
+    assert await stage.router.blobs.get(present(job.mask)) == b"mask"
     assert job.parameters.guidance_scale == 30.0
 
 

@@ -179,8 +179,11 @@ async def test_a_message_that_was_heard_is_not_answered_elsewhere(scene: Scene) 
         answer = await scene.over_nats(subjects.EDIT, message(ALICES, **changes), reply, {})
         assert (answer["code"], answer["field"]) == ("invalid_field", "progress" if changes else "reply")
     words = MaskMessage(parameters=MaskParameters(prompt=WORDS), image=b"picture", api_key=ALICES)
-    answer = await scene.over_nats(subjects.MASK, codec.encode(words), f"{scene.mallorys_inbox}.a", {})
-    assert (answer["code"], answer["field"]) == ("invalid_field", "reply")
+    cancel = CancelMessage(job_id=scene.alice.running.job_id, api_key=ALICES)
+    for subject, heard in ((subjects.MASK, words), (subjects.EDIT_CANCEL, cancel)):
+        answer = await scene.over_nats(subject, codec.encode(heard), f"{scene.mallorys_inbox}.a", {})
+        assert (answer["code"], answer["field"]) == ("invalid_field", "reply")
+    assert not (await scene.stage.router.records.get(scene.alice.running.job_id)).cancel
     assert scene.stage.router.submitted == submitted
 
 

@@ -45,6 +45,7 @@ from tests.integration.fake_router import CARD as MODEL
 from tests.integration.gateway.test_templates import edit, register
 from tests.integration.gateway_fakes import Answer, Opening, Stage, multipart
 from tests.patience import HUNG_S
+from tests.present import present
 
 SCENE = np.full((48, 80, 3), 200, np.uint8)
 SCENE[8:24, 4:30] = (255, 0, 0)
@@ -84,8 +85,7 @@ class Scene:
 
     async def mask_of_job(self) -> Any:
         job = (await self.stage.record()).job
-        assert job.mask is not None
-        return shown(await self.stage.router.blobs.get(job.mask))
+        return shown(await self.stage.router.blobs.get(present(job.mask)))
 
 
 @asynccontextmanager
@@ -108,8 +108,7 @@ async def test_an_edit_names_what_it_repaints(scene: Scene) -> None:
     (await scene.edit()).expect(200)
     job = (await scene.stage.record()).job
     assert (job.parameters.mask_prompt, job.parameters.mask_threshold) == ("the red hats", None)
-    assert job.mask is not None
-    assert job.mask.key.startswith(job.upload_folder), "it is forgotten with the job's own pictures"
+    assert present(job.mask).key.startswith(job.upload_folder), "it is forgotten with the job's own pictures"
     assert np.array_equal(await scene.mask_of_job(), RED)
 
 

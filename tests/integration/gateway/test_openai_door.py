@@ -19,6 +19,7 @@ from giornata.wire.models import Task
 from giornata.wire.requests import MAX_SEED
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Answer, Opening, Stage
+from tests.present import present
 
 PICTURE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
 OTHER = "data:image/png;base64," + base64.b64encode(b"other").decode()
@@ -128,9 +129,8 @@ async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(do
         form = door.form(None, None, *files, ("mask[]", b"mask"))
         assert (await door.post("/v1/images/edits", data=form)).status == 200
         job = (await door.record()).job
-        assert job.image is not None
         assert job.mask is not None
-        stored = [await door.router.blobs.get(ref) for ref in (job.image, *job.references)]
+        stored = [await door.router.blobs.get(ref) for ref in (present(job.image), *job.references)]
         assert stored == [bytes([65 + index]) for index in range(16)]
 
 
@@ -160,9 +160,9 @@ async def test_an_edit_may_be_json(door: Stage) -> None:
     answer = (await door.post("/v1/images/edits", json=body)).expect(200)
     assert answer.headers["X-Giornata-Ignored"] == ", ".join(UNREAD)
     job = (await door.record()).job
-    assert job.image is not None
-    assert job.mask is not None
-    stored = [await door.router.blobs.get(ref) for ref in (job.image, job.mask, *job.references)]
+    stored = [
+        await door.router.blobs.get(ref) for ref in (present(job.image), present(job.mask), *job.references)
+    ]
     assert stored == [b"picture", b"other", b"other"]
 
 
@@ -213,8 +213,7 @@ async def test_pictures_come_from_allowed_hosts_alone(opening: Opening, tmp_path
             named = {"prompt": "a scarf", "images": [{"image_url": f"{here}/a.png"}]}
             assert (await post(stage, named)).status == 200
             job = (await stage.record()).job
-            assert job.image is not None
-            assert await stage.router.blobs.get(job.image) == b"picture"
+            assert await stage.router.blobs.get(present(job.image)) == b"picture"
             for url, status, why in (
                 (f"{here}/large.png", 413, "too large"),
                 (f"{here}/moved.png", 400, "status 302"),

@@ -16,6 +16,7 @@ from giornata.wire.templates import TemplateRecord, TemplateState
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Answer, Opening, Stage, multipart, open_stage
 from tests.patience import HUNG_S
+from tests.present import present
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
 BOB = {"Authorization": "Bearer sk-robert-12"}
@@ -103,8 +104,7 @@ async def test_an_edit_by_template_has_its_picture_and_reuses(stage: Stage) -> N
     answer = (await edit(stage, template_id=told["id"])).expect(200).json
     job = (await stage.record()).job
     assert (job.template_id, job.parameters.reuse, job.parameters.size) == (told["id"], "auto", "128x96")
-    assert job.image is not None
-    assert await stage.router.blobs.get(job.image) == image
+    assert await stage.router.blobs.get(present(job.image)) == image
     assert answer["giornata"]["template"] == ["off"]  # the fake says nothing else
     await edit(stage, template_id=told["id"], reuse="strict")
     assert (await stage.record()).job.parameters.reuse is Reuse.STRICT
@@ -145,8 +145,7 @@ async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: S
     assert (await stage.ask("DELETE", f"/v1/templates/{told['id']}")).status == 404
     stage.router.go_on()
     assert (await running).status == 200
-    edited = (await stage.record()).job.image
-    assert edited is not None
+    edited = present((await stage.record()).job.image)
     assert await stage.router.blobs.get(edited)
     assert (await register(stage)).status == 202
 

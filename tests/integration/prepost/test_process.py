@@ -27,15 +27,15 @@ from tests.fakes.tiny_segmenters import clipseg
 from tests.forked_programs import program
 from tests.integration.prepost.asking import INSTANCES, SCENE, a_job, inspected, png
 from tests.patience import HUNG_MS, HUNG_S
+from tests.present import present
 
 STARTED_S = 2 * HUNG_S
 """It imports torch and loads a model, maybe on a busy machine."""
 
 
 async def masked(caller: bus.Bus, job: Job) -> MaskReply:
-    assert job.image is not None
     request = MaskRequest(
-        image=job.image,
+        image=present(job.image),
         prompt="a hat",
         threshold=0.01,
         folder=f"{job.job_id}/",
@@ -79,8 +79,7 @@ async def test_the_process(
                 assert state.ready
                 assert state.host == socket.gethostname()
                 assert [model.digest for model in state.models] == [card.digest]
-                assert state.masks is not None
-                assert state.masks.name == "segmenter"
+                assert present(state.masks).name == "segmenter"
                 job = await a_job(blobs, card, png(SCENE), None)
                 await inspected(caller, job)
                 assert (await masked(caller, job)).regions

@@ -47,6 +47,7 @@ from tests.integration.prepost.asking import (
     template_inputs,
 )
 from tests.patience import HUNG_S
+from tests.present import present
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
@@ -150,8 +151,7 @@ async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: Mod
     with pytest.raises(MaskEmpty):
         await inspected(caller, await a_job(blobs, card, png(SCENE), png(np.zeros_like(MASK))))
     job = await a_job(blobs, card, png(SCENE), None)
-    assert job.image is not None
-    await blobs.delete(job.image)
+    await blobs.delete(present(job.image))
     with pytest.raises(InputLost):
         await inspected(caller, job)
 
@@ -169,8 +169,7 @@ async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card
     with pytest.raises(IntermediateLost) as lost:
         await finished(caller, job, inspection, latents)
     assert lost.value.field == "latents"
-    assert inspection.prepared is not None
-    await blobs.delete(inspection.prepared)
+    await blobs.delete(present(inspection.prepared))
     with pytest.raises(IntermediateLost) as lost:
         await encoded(caller, job, inspection)
     assert lost.value.field == "prepared"

@@ -27,6 +27,7 @@ from tests.fakes.news import News
 from tests.fakes.virtual_time import VirtualLoop
 from tests.integration.router.bench import COSTS, IMAGE, Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
+from tests.present import present
 
 
 async def test_a_job_completes_once_with_every_stage_recorded(bench: Bench, stack: AsyncExitStack) -> None:
@@ -85,8 +86,7 @@ async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: 
         next(w for w in workers if w.requests and not w.silent.is_set()).die()
     event = await bench.ended(job)
     assert event.state is JobState.FAILED
-    assert event.error is not None
-    assert event.error.code == "attempts_exhausted"
+    assert present(event.error).code == "attempts_exhausted"
     kept = await (await Quarantine.open(bench.bus.jetstream)).get(job.job_id)
     assert kept.state is JobState.FAILED
     assert len(kept.causes) == 3
@@ -120,8 +120,7 @@ async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_re
     request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
     forecast = await bench.bus.call(subjects.FORECAST, request, JobEstimate, Deadline.after_ms(HUNG_MS))
     assert forecast.position == 0
-    assert forecast.finish_ms is not None
-    assert forecast.finish_ms > 0
+    assert present(forecast.finish_ms) > 0
     with pytest.raises(QueueTooLong) as refused:
         await bench.submit(make_job(n=4, budget_ms=1))
     assert refused.value.retry_after_s
@@ -139,8 +138,7 @@ async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
     async def foretold_s(job: Job) -> float:
         request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
         told = await bench.bus.call(subjects.FORECAST, request, JobEstimate, Deadline.after_ms(HUNG_MS))
-        assert told.finish_ms is not None
-        return told.finish_ms / 1e3
+        return present(told.finish_ms) / 1e3
 
     bench.prepost.took_ms = {"encode": 500, "finish": 1000}
     first = await bench.submitted()
@@ -173,8 +171,7 @@ async def test_a_draining_worker_hands_its_rows_on_with_their_state(
     second = await denoiser(stack, bench, "d2")
     await first.drain()
     assert (await bench.ended(job)).state is JobState.COMPLETED
-    resume = second.requests[0].rows[0].resume
-    assert resume is not None
+    resume = present(second.requests[0].rows[0].resume)
     assert resume.step >= 2
     assert not (await bench.records.get(job.job_id)).causes
 

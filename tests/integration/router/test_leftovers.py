@@ -28,6 +28,7 @@ from tests.fakes.nats_world.server import MemoryLink
 from tests.integration.gateway_fakes import ListedBlobs
 from tests.integration.router.bench import Bench, make_job, open_bench, running_router
 from tests.patience import HUNG_S
+from tests.present import present
 
 OTHERS = ("default/template_1/image", "default/upload_1/image", "shared/prepost/empty-text")
 """Blobs that several jobs may use."""
@@ -67,15 +68,13 @@ class Prepost(FakePrepost):
 
     async def _inspect(self, request: InspectRequest) -> Inspection:
         await super()._inspect(request)
-        assert request.job.image is not None
-        await self.blobs.get(request.job.image)
+        await self.blobs.get(present(request.job.image))
         prepared, alpha = [await store(self.blobs, request.job, name) for name in ("prepared", "alpha")]
         return INSPECTION.model_copy(update={"prepared": prepared, "alpha": alpha})
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         await super()._encode(request)
-        assert request.inspection.prepared is not None
-        await self.read(request.inspection.prepared, Intermediate.PREPARED)
+        await self.read(present(request.inspection.prepared), Intermediate.PREPARED)
         rows = [await store(self.blobs, request.job, "row") for _ in range(request.job.parameters.n)]
         text, empty = (
             await store(self.blobs, request.job, "text"),
@@ -86,10 +85,8 @@ class Prepost(FakePrepost):
     async def _finish(self, request: FinishRequest) -> FinishReply:
         await super()._finish(request)
         await self.read(request.latents, Intermediate.LATENTS)
-        assert request.inspection.alpha is not None
-        await self.read(request.inspection.alpha, Intermediate.ALPHA)
-        assert request.job.image is not None
-        await self.blobs.get(request.job.image)
+        await self.read(present(request.inspection.alpha), Intermediate.ALPHA)
+        await self.blobs.get(present(request.job.image))
         return FinishReply(image=await store(self.blobs, request.job, "image"), decode_ms=1, paste_ms=1)
 
 
@@ -302,8 +299,7 @@ async def test_the_budget_ends_a_job_that_a_store_loses_for_ever(bench: Bench, b
 @pytest.mark.usefixtures("stack")
 async def test_a_lost_input_ends_the_job_as_such(bench: Bench, blobs: Blobs) -> None:
     job = await stored_job(blobs)
-    assert job.image is not None
-    await blobs.lose(job.image)
+    await blobs.lose(present(job.image))
     await bench.submit(job)
     ended = await bench.ended(job)
     assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "input_lost")
@@ -322,8 +318,7 @@ async def test_the_next_router_clears_up_behind_one_that_died(
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
     blobs.going.set()
-    assert job.image is not None
-    assert job.image.key in blobs.keys
+    assert present(job.image).key in blobs.keys
     async with running_router(nats_account, "router-b", blobs=blobs):
         found = await left(bench, blobs, job)
     record = await bench.records.get(job.job_id)

@@ -20,6 +20,7 @@ from tests.contract.versions import LATER, next_version, parts, sown
 from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
+from tests.present import present
 
 USES = Counter[str]()
 """How often the router has read and written records, by what it did."""
@@ -77,8 +78,7 @@ async def test_an_end_is_written_over_no_change_that_its_writer_does_not_know(be
     """It has a life of its own, and so is written in another way than other changes."""
     job = make_job()
     accepted = job_records.accepted(job)
-    revision = await bench.records.create(accepted)
-    assert revision is not None
+    revision = present(await bench.records.create(accepted))
     await bench.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))
     ended = await bench.records.revise(
         job.job_id,
@@ -115,8 +115,7 @@ async def test_what_the_next_version_writes_outlives_this_ones_changes(
     sent: Job = worker.requests[0].job
     assert {part.model_extra[LATER] for _, part in parts(sent) if part.model_extra} == {"gateway"}
     entry = await bench.records.bucket.get(job.job_id)
-    assert entry.value is not None
-    record = codec.decode(Next, entry.value)
+    record = codec.decode(Next, present(entry.value))
     marks = {path: getattr(part, LATER) for path, part in parts(record)}
     written_after = {path for path in marks if path[-1:] == ("image",) and path[0] == "rows"}
     assert {path for path, mark in marks.items() if mark != "denoiser"} == written_after

@@ -14,6 +14,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer
 from tests.fakes.spans import telling
 from tests.integration.router.bench import Bench, denoiser, make_job
+from tests.present import present
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -35,8 +36,7 @@ def links(one: ReadableSpan) -> list[int]:
 
 
 def number(one: ReadableSpan) -> int:
-    context = one.get_span_context()
-    assert context is not None
+    context = present(one.get_span_context())
     return context.span_id
 
 
@@ -64,8 +64,7 @@ async def test_a_job_goes_on_with_the_trace_that_its_record_names(
     assert (f"{job.parent.trace_id:032x}", f"{job.parent.span_id:016x}") == (TRACE, CALLER)
     for name in ("queue", "place", "attempt", "ask prepost inspect", "ask prepost finish"):
         [one] = of(told, name)
-        assert one.parent is not None
-        assert one.parent.span_id == number(job), name
+        assert present(one.parent).span_id == number(job), name
 
 
 async def test_a_second_try_of_a_question_links_to_the_first(

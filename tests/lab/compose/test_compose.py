@@ -22,9 +22,9 @@ from deploy.sbom.contents import OWN, images
 from giornata.wire.workers import ServiceName
 from giornata_gateway.webhooks import secret_of
 from giornata_lab.bench.systems.edit_forms import edit_form
-from tests.e2e.balancer import balancing
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
-from tests.e2e.load import Load
+from tests.lab.chaos.balancer import balancing
+from tests.lab.chaos.load import Load
 from tests.lab.compose.bases import ROOT, python_image
 from tests.lab.compose.images import distributions, own_size, run_inside, size
 from tests.lab.compose.stack import CLUSTER, USER, Stack

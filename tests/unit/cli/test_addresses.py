@@ -27,6 +27,7 @@ from giornata_tools.clients.edits import (
     without_password,
 )
 from giornata_tools.connection import FILE, StackAddresses, published, running
+from tests.present import present
 
 SECRETS = st.text(
     st.characters(codec="ascii", exclude_characters=",", categories=["L", "N", "P", "S"]), min_size=4
@@ -140,10 +141,8 @@ def test_what_a_killed_stack_has_left_is_ignored_and_replaced(tmp_path: Path) ->
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"published\n"
-        found = running(tmp_path)
-        assert found is not None
+        assert present(holder.stdout).readline() == b"published\n"
+        found = present(running(tmp_path))
         assert found.url == "http://127.0.0.1:1"
         holder.send_signal(signal.SIGKILL)
     assert (tmp_path / FILE).exists()

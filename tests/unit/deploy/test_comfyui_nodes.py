@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from giornata.wire.requests import Reuse
-from giornata_lab.bench.systems.edit_forms import file, scene
+from giornata_lab.bench.systems.edit_forms import file, pixels, scene
 from tests import comfyui_nodes
 from tests.comfyui_nodes import FOLDER, run
 from tests.patience import HUNG_S
@@ -164,6 +167,14 @@ def test_a_request_names_what_was_set_alone(gateway: Gateway) -> None:
     assert f"\r\n\r\n{2**40 + 7}\r\n".encode() in form
 
 
+def test_pictures_and_masks_are_sent_as_comfyui_has_them(gateway: Gateway) -> None:
+    edit(mask_blur=2.0)
+    files = gateway.asked[-1][2].split(b"\x89PNG")[1:]
+    image, mask = (pixels(b"\x89PNG" + data.partition(b"\r\n--")[0]) for data in files)
+    assert np.array_equal(image, scene())
+    assert np.array_equal(np.atleast_3d(mask)[..., 0], MASK.numpy() * 255), "1 is repainted"
+
+
 def test_a_generation_carries_its_pictures_in_json(gateway: Gateway) -> None:
     [lora] = run("GiornataLora", lora=f"hats {LORA['id']}", scale=0.5)
     [net] = run("GiornataControlNet", controlnet="outline", image=IMAGE, scale=1.0, start=0.0, end=0.5)
@@ -228,16 +239,32 @@ def test_what_cannot_be_edited_is_told_and_not_sent(
         edit()
 
 
-def test_what_stops_the_node_cancels_its_jobs(gateway: Gateway) -> None:
-    gateway.stuck = True
-    asking = comfyui_nodes.load().nodes.gateway
+def test_comfyui_is_told_of_steps_and_its_button_to_stop_cancels_the_job(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
 
-    def stop(news: Any) -> None:
-        if news is not None:
+    class Bar:
+        def __init__(self, total: int) -> None:
+            assert total == 100
+
+        def update_absolute(self, value: int, total: int, preview: Any) -> None:
+            told.append((value, total))
+
+    def stop() -> None:
+        if told:
             raise InterruptedError
 
+    comfy, utils, management = (
+        ModuleType(name) for name in ("comfy", "comfy.utils", "comfy.model_management")
+    )
+    vars(utils)["ProgressBar"], vars(management)["throw_exception_if_processing_interrupted"] = Bar, stop
+    for module in (comfy, utils, management):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    gateway.stuck = True
     with pytest.raises(InterruptedError):
-        asking.pictures([asking.GatewayRequest("edits", {"prompt": "a hat"}, [("image", b"")])], stop)
+        edit()
+    assert told == [(50, 100)], "one of two steps"
     assert ("DELETE", "/v1/jobs/job1", b"") in gateway.asked
 
 

@@ -31,6 +31,7 @@ from giornata_prepost.images.conditions import (
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels, flatten
 from giornata_prepost.images.stages import ControlFiles, inspect
+from tests.present import present
 from tests.unit.prepost.test_stages import LIMITS, SCENE, asked, box, card, file
 
 MOST = 1 << 20
@@ -53,8 +54,7 @@ def upright(pixels: Pixels) -> bytes:
 def made(*uses: ControlUse, files: tuple[bytes, ...] = (), **fields: Any) -> dict[str, Pixels]:
     mask = box(top=70, left=100, bottom=90, right=140)
     found = inspect(file(SCENE), mask, asked(**fields), card(), LIMITS, (), ControlFiles(files, uses))
-    assert found.controls is not None
-    named = load(found.controls)
+    named = load(present(found.controls))
     assert all(
         each.shape == (found.measures.model_height, found.measures.model_width, 3) for each in named.values()
     )
@@ -71,8 +71,7 @@ def test_a_control_image_is_cut_as_the_picture_is() -> None:
     mask = box(top=70, left=100, bottom=90, right=140)
     found = inspect(file(SCENE), mask, asked(padding_mask_crop=10), card(), LIMITS)
     measures = found.measures
-    assert measures.crop is not None
-    part = Image.fromarray(np.ascontiguousarray(CONTROL[Box(*measures.crop).window]))
+    part = Image.fromarray(np.ascontiguousarray(CONTROL[Box(*present(measures.crop)).window]))
     size = (measures.model_width, measures.model_height)
     expected = np.asarray(part.resize(size, Image.Resampling.LANCZOS))
     assert np.array_equal(made(use(), files=(file(CONTROL),), padding_mask_crop=10)["control_0"], expected)

@@ -296,6 +296,12 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     assert rows_of_one_worker(Placement(slack=slack), waiting) == rows
 
 
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_longer_line_never_leaves_a_worker_fewer_rows(waiting: int, more: int) -> None:
+    fewer, rows = (rows_of_one_worker(Placement(slack=0.2), count) for count in (waiting, waiting + more))
+    assert 2 <= fewer <= rows <= 8
+
+
 @pytest.mark.parametrize("before", ["gone", "d"])
 def test_workers_that_are_gone_make_no_waiting_row_count_less(before: str) -> None:
     """One that fell silent, and one that has told of itself before."""
@@ -422,8 +428,7 @@ def test_a_row_weighs_as_one_of_a_demand(told: dict[str, float], shape: RowShape
     costs = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4))
     pace = StepTimeModel(costs, PLAIN_4, keeps_padding=True)
     state = worker("d", row("j", 0, 10).model_copy(update={"text_tokens": 9} | told))
-    assert state.worker is not None
-    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    weighed = WorkerOccupancy.of(state, present(state.worker), pace, None).sum_up(pace, {}).work_ms
     every = int(told.get("renewed_every", 0))
     assert weighed == pytest.approx(shape.load(pace, reuses=reuses, renewed_every=every).work_ms)
 

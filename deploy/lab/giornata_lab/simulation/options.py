@@ -27,7 +27,13 @@ OF_ADAPTERS: Final = frozenset({SimPolicy.RROD, SimPolicy.LRUMS, SimPolicy.ROCK}
 ROCK_SHARE: Final = 0.85
 """Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
-    {SimPolicy.ROUND_ROBIN, SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE}
+    {
+        SimPolicy.ROUND_ROBIN,
+        SimPolicy.REQUEST_LEVEL,
+        SimPolicy.TOKEN_LEVEL,
+        SimPolicy.MASK_AWARE,
+        SimPolicy.STEP_AWARE,
+    }
 )
 
 

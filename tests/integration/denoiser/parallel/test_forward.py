@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -35,7 +33,6 @@ from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.integration.denoiser.parallel.members import Member, Members
 from tests.integration.denoiser.parallel.steps import (
-    TOLERANCE,
     Latents,
     Made,
     Together,
@@ -44,6 +41,7 @@ from tests.integration.denoiser.parallel.steps import (
     values,
     walk,
 )
+from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
 from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
 from tests.unit.denoiser.engine.test_masked import GivenResiduals, drawn, masked, step, uses_of
@@ -51,7 +49,7 @@ from tests.unit.denoiser.engine.test_unkept import Unkept
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.families.test_driven import region_of
 
-# Forwards of groups: equal to one process's and to diffusers', whichever devices compute which step.
+# Forwards of groups: equal to one process's, whichever devices compute which step.
 
 
 def nothing(_: ModelFamily) -> Sequence[BlockInputs]:
@@ -77,40 +75,7 @@ def one_token() -> Made:
 
 @pytest.mark.parametrize("fill", [False, True])
 def test_degree_and_devices_change_between_steps(members: Members, fill: bool) -> None:
-    making = partial(unequal, fill=fill)
-    plan = [(0,), (0, 1), (0, 1, 2, 3), (2, 3), (1, 3, 0), (3,)]
-    walked = walk(members, making, plan)
-    if not fill:
-        of, (first, *_), _ = making()
-        for step, latents in enumerate(walked[:-1]):
-            at = replace(first, latent=torch.from_numpy(latents[0]), step=step)
-            np.testing.assert_allclose(walked[step + 1][0], by_diffusers(of, at), rtol=0, atol=TOLERANCE)
-
-
-def by_diffusers(of: ModelFamily, row: Row) -> Any:
-    """The row's latent after its next step, by diffusers' own forward of that row alone."""
-    sigma, after = row.track.levels[row.step], row.track.levels[row.step + 1]
-    height, width = row.grid
-    ids = torch.zeros(height * width, 3)
-    ids[:, 1:] = torch.cartesian_prod(torch.arange(float(height)), torch.arange(float(width)))
-    prompt, network = cast("Any", row.inputs.prompts[0]), cast("Any", of.network)
-    with torch.inference_mode():
-        velocity = network.transformer(
-            hidden_states=row.latent[None],
-            encoder_hidden_states=prompt.embeds[None],
-            pooled_projections=prompt.pooled[None],
-            timestep=torch.as_tensor([sigma]),
-            img_ids=ids,
-            txt_ids=torch.zeros(len(prompt.embeds), 3),
-            guidance=torch.tensor([prompt.guidance_scale]),
-            return_dict=False,
-        )[0][0]
-        latent = row.latent + (after - sigma) * velocity
-        mask = row.inputs.conditioning["mask"]
-        picture = row.track.noised(
-            row.inputs.conditioning["image_latents"], row.inputs.conditioning["noise"], row.step + 1
-        )
-        return ((1 - mask) * picture + mask * latent).numpy()
+    walk(members, partial(unequal, fill=fill), [(0,), (0, 1), (0, 1, 2, 3), (2, 3), (1, 3, 0), (3,)])
 
 
 def test_members_may_have_no_token(members: Members) -> None:
@@ -173,9 +138,10 @@ def taking(
     part: ModelFamily, row: Row, kept: Entry | None, modes: tuple[BlockMode, ...]
 ) -> list[BlockInputs]:
     """What each of the row's sequences uses."""
-    assert row.region is not None
-    assert kept is not None
-    return [BlockInputs(CachedTokens(modes, Slabs(kept, row.region, own, part))) for own in row.own_tokens]
+    return [
+        BlockInputs(CachedTokens(modes, Slabs(present(kept), present(row.region), own, part)))
+        for own in row.own_tokens
+    ]
 
 
 @pytest.mark.parametrize("bits", [0, 4])
@@ -248,10 +214,8 @@ def driven_rows(name: str) -> Made:
         found = [BlockInputs()] * (len(rows) + sum(len(row.inputs.prompts) > 1 for row in rows))
         for index, modes in taken.items():
             entry, where = CacheSharder(part).entry(entries[index]), rows[index].region
-            assert entry is not None
-            assert where is not None
             found[index] = BlockInputs(
-                CachedTokens(modes, Slabs(entry, where, rows[index].own_tokens[0], part))
+                CachedTokens(modes, Slabs(present(entry), present(where), rows[index].own_tokens[0], part))
             )
         return found
 
@@ -342,8 +306,7 @@ def leg(of: ModelFamily, case: Case, latents: Latents | None, begin: int, steps:
     made.batch.submit(rows)
     found: dict[str, Row] = {}
     for _ in range(steps):
-        report = made.step()
-        assert report is not None
+        report = present(made.step())
         assert report.failed == ()
         found = {row.key.job_id: row for row in report.advanced}
     return values(found[row.key.job_id].latent for row in rows)

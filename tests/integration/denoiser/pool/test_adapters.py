@@ -35,6 +35,7 @@ from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, run
 from tests.integration.denoiser.test_service_controls import CPU, fitting
 from tests.integration.test_composition import TOKEN, ControlInstance
 from tests.patience import HUNG_S
+from tests.present import present
 
 STEPS = 6
 PLAN: list[Devices] = [(0,), (0, 1), (1,), (1,), (0, 1), (0, 1), (0,), (0, 1)]
@@ -143,8 +144,7 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
     made.save_pretrained(tmp_path / "edges")
     ours, theirs = (load(tmp_path / "edges", torch.float32, CPU, "edges") for _ in range(2))
     family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
-    target = control_target(family.network, multiple)
-    assert target is not None
+    target = present(control_target(family.network, multiple))
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
     bare = model.row("guided", steps=STEPS, guided=True)
     use = RowControl("edges", ours.card.digest, 0.8, 1, STEPS, image=image)
@@ -180,8 +180,7 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
     family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
     fitting(model.checkpoint).save_pretrained(tmp_path / "edges")
     net = load(tmp_path / "edges", torch.float32, CPU, "edges")
-    target = control_target(family.network, multiple)
-    assert target is not None
+    target = present(control_target(family.network, multiple))
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
     use = RowControl("edges", net.card.digest, 0.8, 1, STEPS, image=image)
     row = replace(model.row("guided", steps=STEPS, guided=True), adapters=Adapters(controls=(use,)))
@@ -197,8 +196,7 @@ def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_pa
         ):  # of an instance that was started again, under another address
             there = replace(address, slab_bytes=slab_bytes)
             controls.follow(row.key, ControlNetSession(opened.instance, there, opened.row, opened.behind))
-            session = controls.session(row.key)
-            assert session is not None
+            session = present(controls.session(row.key))
             links.append(session.link)
             session.link.close()
         assert controls._links.keys() == {replace(address, slab_bytes=16 << 20)}

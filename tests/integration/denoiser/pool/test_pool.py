@@ -21,20 +21,9 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_lab.bench.compute.rows import changed
 from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, equal, open_model, running
+from tests.present import present
 
 # Pools compute what one process computes, whichever devices compute which step.
-
-
-def test_rows_of_two_ranks_equal_those_of_one_process(model: Model) -> None:
-    rows = [
-        model.row("first", steps=5),
-        model.row("guided", grid=(3, 3), steps=4, seed=1, guided=True),
-        model.row("small", grid=(2, 2), steps=3, seed=3),
-    ]
-    with running(model.config(2)) as bench:
-        assert bench.pool.submit(rows)
-        bench.until_ended([row.key.job_id for row in rows])
-    equal(bench.latents(), model.alone(rows))
 
 
 # Masked rows whose degree and devices change: they equal rows that begin in a new engine where the devices
@@ -56,8 +45,7 @@ class Leg:
         self._engine.batch.submit([changed(row, degree=0, corrections=known)])
 
     def step(self) -> Row:
-        report = self._engine.step()
-        assert report is not None
+        report = present(self._engine.step())
         assert not report.failed
         (row,) = report.advanced
         return row
@@ -100,9 +88,7 @@ def taking(model: Model, recording: CachedTemplate, name: str, seed: int, *, gui
 
 def learned(model: Model, row: Row) -> tuple[Correction, ...]:
     """What the first step of another row with the same mask teaches."""
-    corrections = Leg(model, row, None).step().reuse.corrections
-    assert corrections is not None
-    return corrections
+    return present(Leg(model, row, None).step().reuse.corrections)
 
 
 def compared(model: Model, rows: Sequence[Row], plan: Sequence[Devices]) -> None:

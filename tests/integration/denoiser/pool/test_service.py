@@ -25,6 +25,7 @@ from tests.integration.denoiser.bench import WAIT_S, Bench, Worker, taken
 from tests.integration.denoiser.pool.bench import TOLERANCE, Model
 from tests.integration.denoiser.test_remote_controls import instance
 from tests.integration.denoiser.test_service_controls import loaded, under
+from tests.present import present
 
 
 @pytest.fixture
@@ -54,8 +55,7 @@ async def pooled(bench: Bench, model: Model, **options: Any) -> AsyncIterator[Wo
             state = await asyncio.wait_for(bench.states.get(), WAIT_S)
             assert state.worker is not None
             assert [rank.phase for rank in state.worker.ranks] == [RankPhase.READY] * 2
-            assert state.worker.cost_model is not None
-            assert {StepParallelism(told.degree, told.halves) for told in state.worker.cost_model.degrees} == {
+            assert {StepParallelism(told.degree, told.halves) for told in present(state.worker.cost_model).degrees} == {
                 StepParallelism(2), StepParallelism(3), StepParallelism(4),
             }  # fmt: skip
             yield Worker(config.instance, None, stop, task)  # type: ignore[arg-type]  # its network is elsewhere
@@ -93,8 +93,7 @@ async def test_edits_are_served_as_one_device_serves_them_and_a_drained_row_goes
         assert (await bench.report()).handed_back
     record = await bench.records.get(drained.job.job_id)
     (row,) = record.rows
-    assert row.resume is not None
-    assert 1 <= row.resume.step < steps
+    assert 1 <= present(row.resume).step < steps
     async with bench.worker() as one:
         for each, found in zip(asked, latents, strict=True):
             request = await bench.job(one, **each)

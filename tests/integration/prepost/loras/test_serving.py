@@ -29,6 +29,7 @@ from tests.forked_processes import FORKS
 from tests.integration.lora_bench import open_bench
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
 from tests.integration.prepost.loras import oracle
+from tests.present import present
 
 
 async def test_a_store_and_a_prepost_make_a_canonical_file(
@@ -66,16 +67,14 @@ async def test_a_store_and_a_prepost_make_a_canonical_file(
         name = "transformer.transformer_blocks.0.attn.to_q"
         bad = save({f"{name}.lora_A.weight": wrong, f"{name}.lora_B.weight": wrong.T.contiguous()})
         failed = await bench.settled(await bench.send(bad, "default"))
-        assert failed.error is not None
-        assert (failed.state, failed.error.code) == (LoraState.FAILED, "lora_not_finite")
+        assert (failed.state, present(failed.error).code) == (LoraState.FAILED, "lora_not_finite")
         await _check_text(bench.bus, blobs, config, ready)
     oracle.check_equal(tmp_path / "canonical", folder, source)
 
 
 async def _check_text(bus: Bus, blobs: RedisBlobs, config: PrepostConfig, ready: LoraRecord) -> None:
     """The LoRA acts on its own job's prompts alone, by its scale; what the store does not have is an error."""
-    assert ready.canonical is not None
-    made = ready.canonical
+    made = present(ready.canonical)
     use = LoraUse(
         lora_id=ready.lora_id, sha256=made.file.sha256, size_bytes=made.file.size_bytes, rank=made.rank,
         modules=made.modules, text_modules=made.text_modules, scale=0.8,

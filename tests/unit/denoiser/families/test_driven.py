@@ -99,9 +99,8 @@ def masked(rows: Sequence[Row]) -> list[Row]:
 
 def taking(row: Row, seen: Everything, modes: Sequence[BlockMode], *, room: bool = True) -> BlockInputs:
     """The row's use of what `seen` kept."""
-    assert row.region is not None
     (own,) = row.own_tokens
-    return BlockInputs(CachedTokens(tuple(modes), Recorded(seen, row.region, own if room else 0)))
+    return BlockInputs(CachedTokens(tuple(modes), Recorded(seen, present(row.region), own if room else 0)))
 
 
 def prefix(full: int, depth: int) -> list[BlockMode]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import giornata.client
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
-from tests.e2e.balancer import Balancer
+from tests.lab.chaos.balancer import Balancer
 
 PAUSE_S = 0.5
 """Pause of each client between two edits: it leaves the processors time to start the successors."""

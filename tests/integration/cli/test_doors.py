@@ -1,4 +1,4 @@
-"""The command line's HTTP door against a gateway with a scripted router, and against what is no gateway."""
+"""The command line's doors before a gateway with a scripted router, and before what is no gateway."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from giornata.bus import bus
+from giornata.bus.connection import barrier
+from giornata.wire import subjects
+from giornata_tools.clients import nats
 from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
 from giornata_tools.clients.http import open_http
+from giornata_tools.clients.nats import open_nats
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.cli.conftest import Run
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.nats_server import NatsServer
+from tests.patience import HUNG_S
 
 ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat"})
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -92,18 +99,6 @@ async def test_a_key_is_sent_and_a_missing_one_refused(
         assert (await run("status", "--url", stage.url, "--json")).exit_code == 1
 
 
-async def test_a_cancelled_edit_cancels_its_job(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
-    heard = asyncio.Event()
-    async with open_http(stage.url, None) as door:
-        editing = asyncio.ensure_future(door.edit(ORDER, lambda told: heard.set()))
-        await heard.wait()
-        editing.cancel()
-        with pytest.raises(EditStopped, match="ancelled"):
-            await editing
-    assert (await stage.record()).cancel
-
-
 async def test_an_edit_that_nobody_accepted_yet_has_no_job_to_cancel() -> None:
     reached, done = asyncio.Event(), asyncio.Event()
 
@@ -158,3 +153,55 @@ async def test_a_mask_is_written_and_its_regions_are_told(stage: Stage, tmp_path
         assert (await asked("red", "--model", "tiny"))[0] == 0
         assert refused(await asked("red", "--model", "other"), "model_not_found")
         assert refused(await asked("red", to=tmp_path / "no" / "m.png"), "output_not_written")
+
+
+# The NATS door: refusals, and edits that are given up.
+
+
+async def test_a_refusal_keeps_its_code(stage: Stage, nats_url: str) -> None:
+    order = EditCall(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
+    async with open_nats(nats_url, None, None, "default", 20) as door:
+        with pytest.raises(RequestRefused) as raised:
+            await door.edit(order, unheard)
+    assert raised.value.body.code == "model_not_found"
+
+
+async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats_url: str) -> None:
+    stage.router.hold = asyncio.Event()
+    async with bus.connect(nats_url, "observer") as observer:
+        sent = await observer.client.subscribe(subjects.EDIT)
+        await barrier(observer.client)
+        async with open_nats(nats_url, None, None, "default", 20) as door:
+            editing = asyncio.ensure_future(door.edit(ORDER, unheard))
+            await sent.next_msg(HUNG_S)
+            editing.cancel()
+            with pytest.raises(EditStopped, match="Cancelled job "):
+                await editing
+    assert (await stage.record()).cancel
+
+
+async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
+    nats_account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats, "CANCEL_S", 0.1)
+    async with bus.connect(nats_account, "silent") as silent:
+        sent = await silent.client.subscribe(subjects.EDIT)
+        await barrier(silent.client)
+        async with open_nats(nats_account, None, None, "default", 20) as door:
+            editing = asyncio.ensure_future(door.edit(ORDER, unheard))
+            await sent.next_msg(HUNG_S)
+            editing.cancel()
+            with pytest.raises(EditStopped, match="has not confirmed that the edit is cancelled"):
+                await editing
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_no_gateway_and_no_server(private_nats: NatsServer) -> None:
+    async with open_nats(private_nats.url, None, None, "default", 20) as door:
+        with pytest.raises(RequestRefused) as raised:
+            await door.edit(ORDER, unheard)
+    assert raised.value.body.code == "service_unavailable"
+    private_nats.kill()
+    with pytest.raises(RequestRefused):
+        async with asyncio.timeout(HUNG_S), open_nats(private_nats.url, None, None, "default", 20):
+            raise AssertionError("there is no server")

@@ -17,10 +17,10 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import EventKind
 from giornata.wire.subjects import EVENTS, NatsRole
 from giornata.wire.workers import ServiceName
-from tests.e2e.balancer import balancing
-from tests.e2e.conftest import StartStack
 from tests.e2e.live import LiveStack, paced
-from tests.e2e.load import LONG_STEPS, Load
+from tests.lab.chaos.balancer import balancing
+from tests.lab.chaos.conftest import StartStack
+from tests.lab.chaos.load import LONG_STEPS, Load
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
