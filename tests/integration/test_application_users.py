@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -159,6 +160,11 @@ async def _open(application: Application) -> None:
                 return
 
 
+def unused(name: str) -> str:
+    """A name for an application that stays: the same test may run again beside the same servers."""
+    return f"{name}-{secrets.token_hex(3)}"
+
+
 async def _edited(application: Application) -> bytes:
     async with giornata.client.connect(application.url, api_key=application.key) as client:
         return (await (await client.edit(image=b"picture", prompt="a star"))).pictures[0].data
@@ -166,7 +172,8 @@ async def _edited(application: Application) -> bytes:
 
 async def test_an_application_that_is_added_while_all_runs_edits_as_its_own_user(system: System) -> None:
     with capture_logs() as logs:
-        office = await system.operator.add("office")
+        name = unused("office")
+        office = await system.operator.add(name)
         async with giornata.client.connect(office.url, api_key=office.key) as client:
             edit = await client.edit(image=b"picture", prompt="a star")
             told = [progress async for progress in edit]
@@ -176,10 +183,10 @@ async def test_an_application_that_is_added_while_all_runs_edits_as_its_own_user
     assert [log for log in logs if log["event"] in {"nats_refused", "answer_refused"}] == []
     status, listed, _ = await system.operator.run("list")
     assert status == 0
-    for name in ("shop", "office"):
-        assert f"app.{name}" in listed
+    for known in ("shop", name):
+        assert f"app.{known}" in listed
     held = system.operator.keys.read_text() + (system.operator.users / "server" / "users.conf").read_text()
-    for secret in (office.key, office.url.partition("app.office:")[2].partition("@")[0]):
+    for secret in (office.key, office.url.partition(f"app.{name}:")[2].partition("@")[0]):
         assert len(secret) > 40
         assert secret not in held, "hashes alone are at rest"
 
@@ -258,7 +265,7 @@ async def test_an_application_without_a_password_goes_on_beside_others(system: S
     assert status == 0
     bare = Application(system.operator.nats_url, key.strip())
     assert await _edited(bare) == PICTURE
-    await system.operator.add("later")
+    await system.operator.add(unused("later"))
     assert await _edited(bare) == PICTURE
 
 

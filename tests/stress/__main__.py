@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def run_disturbed(test: str, rounds: int, draw: random.Random) -> Table:
         *("--rounds", str(rounds), "--rounds-record", str(record)),
     ]
     # Each run has a watchdog of its own, which ends what its tests have left.
-    mark = f"{draw.random()}"
+    mark = secrets.token_hex(8)
     env = {VARIABLE: str(TIMES * CI_S)} | {key: value for key, value in os.environ.items() if key != MARK}
     with log.open("wb") as out:
         run = subprocess.Popen(

@@ -38,6 +38,9 @@ def test_starts(thread, number):
 
 def test_starts_nothing():
     pass
+
+def test_asks(request, tmp_path):
+    assert request.getfixturevalue("tmp_path") == tmp_path
 """
 
 
@@ -57,7 +60,13 @@ def test_tests_that_start_something_are_repeated_and_their_failures_counted(
         "test_it.py::test_starts[1]": [3, 0],
         "test_it.py::test_starts[2]": [3, 1],
         "test_it.py::test_starts_nothing": [1, 0],
+        "test_it.py::test_asks": [1, 0],
     }
+
+
+def test_one_test_alone_has_new_fixtures_in_each_round(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    found = counted(pytester, tmp_path / "record.json", "test_it.py::test_asks")
+    assert found == {"test_it.py::test_asks": [3, 0]}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -212,6 +221,8 @@ def test_what_a_run_collects_is_compiled_for_its_workers_and_what_it_ignores_is_
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    # Modules that plugins import would be other ones afterwards.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     names = ("tests/test_it", "tests/helping", "tests/test_wrong", "tests/lab/test_that")
     pytester.makepyfile(**dict.fromkeys(names, "def") | dict.fromkeys(names[:2], "assert 7 == 8"))
     config = pytester.parseconfig("tests", "none/test_it.py", "--ignore", "tests/lab")

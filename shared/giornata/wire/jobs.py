@@ -271,7 +271,8 @@ class TemplateUse(StrEnum):
     MISS = "miss"
     """The worker that computed the picture had no recording."""
     SKIPPED = "skipped"
-    """There was a recording; computing everything was faster, or the mask left nothing to take."""
+    """There was a recording, and computing everything was faster, or the mask left nothing to take; or nothing is
+    taken by this sampler, which would not keep the model's picture."""
     OFF = "off"
     """The request asked for no reuse."""
 

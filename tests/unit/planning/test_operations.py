@@ -49,7 +49,7 @@ def test_factors_multiply_the_tokens_that_pass_their_modules(
         expected += multiplied(20 - computed, 2) if mode is BlockMode.HIDDEN else 0
     work = step_work(NetworkOperations(SPECS), [shape, shape], [modes, modes])
     assert work.low_rank == pytest.approx(2 * expected)
-    assert work.segments == 1
+    assert (work.sequences, work.segments) == (2, 1)
     plain = step_work(NetworkOperations(SPECS), [SequenceShape(text, 20, computed)] * 2, [modes, modes])
     assert work[: len(NETWORK)] == pytest.approx(plain[: len(NETWORK)])
     assert (plain.low_rank, plain.segments, plain.control) == (0, 0, 0)

@@ -215,6 +215,8 @@ def test_what_waits_is_part_of_the_wait_and_another_tenants_heap_is_not() -> Non
     made.place(0.0)
     assert made.wait_ms(CARD.digest) == 20 * 5000 / 2
     assert made.wait_ms(OTHER.digest) == 0.0, "nobody serves it"
+    join(made, "o", stage(HEAVY, card=OTHER), "many")
+    assert made.wait_ms(CARD.digest) == 20 * 5000 / 2, "another model's stage waits for other instances"
     person = queued("one")
     assert made.wait_ms(CARD.digest, person) < 20_000 < made.wait_ms(CARD.digest, queued("many"))
 

@@ -10,10 +10,16 @@ import pytest
 
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow
-from giornata.scheduling.demand import JobDemand, PlacementEstimate, RowShape, WorkerLoad
+from giornata.scheduling.demand import (
+    JobDemand,
+    PlacementEstimate,
+    RowShape,
+    StepTimeModel,
+    WorkerLoad,
+)
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.pool_rows import PoolFinishEstimator
+from giornata.scheduling.pool_rows import PoolFinishEstimator, pool_of
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.workers import (
     DegreeCosts,
@@ -27,6 +33,7 @@ from giornata.wire.workers import (
 )
 from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD, state_of, worker_costs
+from tests.present import present
 
 STEPS = 10
 EDGES = ControlCard(name="edges", digest="e" * 64, kind=ControlKind.FLUX, text_channels=8)
@@ -198,6 +205,15 @@ def test_the_end_of_a_job_and_the_backlog_count_devices() -> None:
     assert prospect.drained_ms == pytest.approx(5 * LARGE / speedup(2))
     assert prospect.row_ms == pytest.approx(STEPS * LARGE / 4)
     assert placement.least_ms(demand(LARGE)) == pytest.approx(STEPS * LARGE / speedup(4))
+
+
+@pytest.mark.parametrize(("step", "pays"), [(0, False), (5, True)])
+def test_a_masked_row_pays_for_a_move_unless_it_begins_with_its_correction(step: int, pays: bool) -> None:
+    """One that was handed over has begun, and computed no step here."""
+    shown = row("a", LARGE, step=step).model_copy(update={"computed_tokens": SMALL, "begun": True})
+    pool = present(pool_of(StepTimeModel(), present(worker("pool", ready=8).worker)))
+    [listed] = pool.of([shown], None, (), 0)
+    assert (listed.moved_s[1] > listed.step_s[1]) is pays
 
 
 TIMES = {1: 1.0, 2: 0.6, 4: 0.4}

@@ -22,8 +22,10 @@ from giornata.scheduling.queue import (
 from giornata.scheduling.scheduler import find_yielding_attempt
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
+from giornata_lab.bench.systems.networks import plain
+from tests.fakes.fleet import worker_costs
 from tests.present import present
-from tests.unit.scheduling.test_placement import DEMAND, worker
+from tests.unit.scheduling.test_placement import DEMAND, row, telling, worker
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
@@ -366,6 +368,14 @@ def test_nobody_gives_way_to_who_would_have_more_than_the_others() -> None:
 
 def test_nobody_gives_way_while_there_is_room() -> None:
     assert Scene(alice=3).asked(SchedulingParams(tenant="carol")) is None
+
+
+@pytest.mark.parametrize(("token_ms", "gives_way"), [(0.01, None), (10.0, ("alice0", 1))])
+def test_nobody_gives_way_where_a_row_ends_soon(token_ms: float, gives_way: Attempt | None) -> None:
+    scene = Scene(alice=4)
+    shown = worker("d1", *(row(f"alice{number}", 0, 10) for number in range(4)))
+    scene.placement.observe(telling(shown, blocks=plain(1), cost_model=worker_costs(0.0, 0.0, token_ms)), 1)
+    assert scene.asked(SchedulingParams(tenant="carol")) == gives_way
 
 
 def test_weights_decide_who_has_more() -> None:

@@ -190,7 +190,9 @@ def _made(
     if controls is not None:
         seen = read_control_images(tensors.unpack(controls), len(request.job.controls))
         built = replace(built, adapters=built.adapters.seeing([each.to(family.dtype) for each in seen]))
-    return built if reusing is None else with_reuse(built, where, reusing, family)
+    if reusing is None:  # what may reuse, and does not, has a sampler that would not keep the picture
+        return replace(built, reuse=RowReuse(skipped=request.encoding.empty_text is not None))
+    return with_reuse(built, where, reusing, family)
 
 
 def with_reuse(row: Row, where: Region | None, how: TemplateReuse, family: ModelFamily) -> Row:

@@ -262,7 +262,7 @@ class RowReuse:
     """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
     it takes those of outside tokens, too."""
     skipped: bool = False
-    """Whether its template was here and not worth taking from."""
+    """Whether it takes nothing on purpose: its template is not worth it, or its sampler would not keep the picture."""
 
 
 @dataclass(frozen=True)

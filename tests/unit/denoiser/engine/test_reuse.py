@@ -297,6 +297,7 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
         left = replace(made, noise=torch.full_like(own, 2.0))
         (after,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, left, COSTS))
     assert plain.region is miss.region is None
+    assert attempt.template_use(job_that_reuses(), plain) == "skipped", "by its sampler"
     assert present(hit.region).computed.tolist() == [5, 6]
     inside = torch.from_numpy(cells.flatten())
     for row, outside in ((hit, template_noise(*own.shape)), (after, left.noise), (miss, own)):

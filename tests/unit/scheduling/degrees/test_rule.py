@@ -266,6 +266,12 @@ def test_a_new_row_leaves_a_begun_masked_one_its_devices() -> None:
     assert began(one.decide(0.0, [begun, urgent], {0})) == {"new": (0,)}
 
 
+def test_a_new_row_takes_no_device_that_a_masked_one_waits_for() -> None:
+    waits, held = masked("waits", 5.0, 30, (0, 1)), in_flight("held", (1,), 0.02)
+    rows = [waits, held, row("new", 5.0, step_s={1: 0.5})]
+    assert began(ReplanningRule(3).decide(0.0, rows, frozenset({0, 2}))) == {"new": (2,)}
+
+
 def test_masked_rows_hardly_move_under_load() -> None:
     pool = VirtualPool(ReplanningRule(8))
     rows = [masked(f"m{i}", i * 0.1 + 4, 20, arrived_s=i * 0.1) for i in range(80)]
