@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from giornata_lab.bench.adapters_at_scale import ScaleRequest, figures
 
 
+@pytest.mark.slow
 def test_baselines_and_rock_come_in_the_order_of_the_paper() -> None:
     """LRUMS 39 %, Proactive 66 %, ROCK 84 % there, with eight machines of eight devices; here are two machines.
 
