@@ -20,7 +20,16 @@ def given(*flags: str) -> QualityOptions:
 
 
 def options(stack: LiveStack, out: Path, *more: str) -> QualityOptions:
-    few = ("--limit", "6", "--steps", "2", "--in-flight", "3")
+    few = (
+        "--limit",
+        "6",
+        "--steps",
+        "2",
+        "--in-flight",
+        "3",
+        "--reuse",
+        "off",
+    )  # pictures that come again are recorded
     return given("--nats", stack.nats_url, "--out", str(out), *few, *more)
 
 
