@@ -74,7 +74,7 @@ def test_a_server_goes_with_the_run_that_started_it(
         test = TEST.format(port=listener.getsockname()[1], hung_s=15 * HUNG_S, mark=RUN)
         (tmp_path / "conftest.py").write_text(CONFTEST)
         (tmp_path / "test_hangs.py").write_text(test)
-        env = {name: value for name, value in os.environ.items() if name != MARK}
+        env = {name: value for name, value in os.environ.items() if name not in {MARK, RUN}}
         env |= {
             "PYTHONPATH": str(ROOT),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -1,27 +1,30 @@
-"""What reuse costs in picture: accelerated against full computation, on held-out edits.
+"""What reuse costs in picture and gains in time: held-out edits with production's masks, beside full computation.
 
-Full computation has the noise that reuse has, or with ``--beside off`` that of `reuse=off` with the same seed, so that
-the last line tells what another seed is apart.
+Answers are compared with those that `reuse=off` gives for the same seed, and beside reuse stand TeaCache, one like
+FISEdit, and another seed in full. With ``--beside full`` what the model paints is compared, with the noise of reuse.
 `tokens of full` counts tokens and no time: what a form costs to load, or `hidden` to project again, is not in it.
+`full ÷` is processor time of denoising, one edit at a time; its spread is over edits.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from giornata.families import Family
 from giornata.planning.cost_model import refresh_interval, refresh_offset
 from giornata.wire.models import Sampler
-from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -29,10 +32,18 @@ from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, held_out
 from giornata_lab.bench.compute.engines import BenchSetting, Teacher
+from giornata_lab.bench.compute.published_caches import (
+    TeaCache,
+    TeaCachePolynomial,
+    calibrate,
+    fisedit_like,
+    with_teacache,
+)
 from giornata_lab.bench.compute.rows import changed
-from giornata_lab.bench.harness import write
+from giornata_lab.bench.harness import compared, write
 from giornata_lab.flags import option, parsed
 from giornata_lab.quality import metrics
+from giornata_prepost.images.masks import effective_alpha, paste
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.lora_profiler.probes import box_of
 from giornata_tools.lora_profiler.profiler import ssim
@@ -42,6 +53,18 @@ STEPS: Final = 20
 KEPT_FOR: Final = DenoiserConfig.renew_steps
 ANYWHERE: Final = 1.0
 """Tolerance of noise levels."""
+TEACACHE: Final = (0.03, 0.1, 0.25)
+"""The last is the least that is published for Flux; on the model that ships it computes 3 steps of 20."""
+FISEDIT: Final = (0.1, 0.3)
+"""Shares of the largest difference."""
+FIRST_STEPS: Final = 4
+"""Steps in full by which one like FISEdit finds its tokens."""
+CALIBRATED: Final = 5
+"""Held-out edits to which TeaCache's polynomial is fitted, without those that are measured."""
+EditScores = dict[str, float]
+"""Columns of the table, of one edit."""
+EditWay = tuple[dict[str, Any], Callable[["Comparison"], EditScores]]
+"""A row's first columns, and how an edit is made for it."""
 
 
 def settings(default: BenchSetting, model: BenchModel) -> list[BenchSetting]:
@@ -54,131 +77,141 @@ def settings(default: BenchSetting, model: BenchModel) -> list[BenchSetting]:
     return [*found, replace(default, renewed_every=refresh_interval(model.steps, KEPT_FOR))]
 
 
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """One edit computed in full, from the noise that reuse has."""
+class TimedRow(NamedTuple):
+    """A row when it is done, the picture of it, and the processor time of its denoising."""
 
-    request: Request
+    row: Row
     picture: Pixels
-    box: NDArray[np.bool_]
+    ms: float
 
 
 class Comparison:
-    """Edits with reuse beside the same edits in full.
+    """One edit in full and, beside it, by other means.
 
     Args:
-        model: that computes both.
-        requests: the edits.
-        off: compare with what `reuse=off` gives for the same seed.
+        model: that computes all of them.
+        request: the edit.
+        prompt: of another edit, by which an earlier one may have been made.
+        off: compare answers, with what `reuse=off` gives for the same seed; else pictures, with the noise of reuse.
     """
 
-    def __init__(self, model: BenchModel, requests: Sequence[Request], *, off: bool = False) -> None:
-        self._model, self._requests, self._off = model, requests, off
-        self._full: dict[int | None, list[Reference]] = {}
-        self._templates: tuple[object, list[CachedTemplate]] = None, []
+    def __init__(self, model: BenchModel, request: Request, prompt: str, *, off: bool) -> None:
+        self._model, self._request, self._off = model, request, off
+        other = replace(request, seed=request.seed + 1000)
+        self._teachers = {Teacher.SEED: other, Teacher.PROMPT: replace(other, prompt=prompt)}
+        self._full: dict[int | None, TimedRow] = {}
+        self._templates: dict[CacheForm, CachedTemplate] = {}
+        began = time.process_time()
+        self._plain = model.edit(request, None)
+        model.decode(self._plain)
+        self._coding_ms = (time.process_time() - began) * 1e3
 
-    def row(self, switches: BenchSetting) -> dict[str, Any]:
-        """A row of the table."""
-        model, templates = self._model, [] if switches.renewed_every else self._recorded(switches)
-        rows = self._rows(self._requests, switches)
-        how = ReuseOptions(correction_bits=switches.correction_bits)
-        if switches.teacher is not Teacher.ITSELF:
-            taught = model.corrections(self._rows(self._teachers(switches.teacher), switches), how)
-            rows = [changed(row, corrections=known) for row, known in zip(rows, taught, strict=True)]
-        pictures = [model.decode(row) for row in model.run(rows, how)]
-        return {
-            **_named(switches),
-            **_scores(pictures, self._in_full(None if self._off else switches.halo)),
-            "KiB": round(statistics.mean([t.size_bytes for t in templates] or [0]) / 1024, 1),
-            "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
-        }
+    def reused(self, switches: BenchSetting) -> EditScores:
+        """With a template, or without as a miss."""
+        row, how = self._row(self._request, switches), ReuseOptions(correction_bits=switches.correction_bits)
+        if (teacher := self._teachers.get(switches.teacher)) and switches.corrected:
+            known = self._model.begun(self._row(teacher, switches), 1, how)
+            row = changed(row, corrections=known.reuse.corrections)
+        made = self._timed(lambda: self._model.run([row], how)[0])
+        noise = None if self._off else switches.halo
+        return self._scored(made, _cost(row, switches), row.reuse.template, noise)
 
-    def other_seed(self) -> dict[str, Any]:
-        """A row of the table: what pictures of other seeds are apart, in full."""
-        others = self._model.run(self._model.edit(r, None) for r in self._teachers(Teacher.SEED))
-        scores = _scores([self._model.decode(row) for row in others], self._in_full(None))
-        text = dict.fromkeys(("bits", "levels", "halo", "corrected", "text", "KiB"), "")
-        return {"form": "off, another seed", **text, **scores, "tokens of full": 1.0}
+    def teacache(self, polynomial: TeaCachePolynomial, threshold: float) -> EditScores:
+        """By TeaCache's rule."""
+        rule, row = TeaCache(polynomial, threshold), self._plain
+        model = with_teacache(self._model, rule)
+        made = self._timed(lambda: model.run([row])[0])
+        return self._scored(made, rule.computed / row.steps)
 
-    def _rows(self, requests: Sequence[Request], switches: BenchSetting) -> list[Row]:
-        model = self._model
-        own_noise = self._off and switches.renewed_every  # as a miss has it
-        rows = [
-            changed(
-                model.edit(request, None if own_noise else switches.halo),
-                region=model.region(request, switches.halo),
-                keeps_padding=switches.keeps_padding,
-            )
-            for request in requests
-        ]
-        if switches.renewed_every:
-            every = switches.renewed_every
-            later = refresh_offset(0, model.steps, every)
-            return [changed(row, renewed_every=every, renewed_later=later) for row in rows]
-        return [
-            changed(row, template=template, tolerance=ANYWHERE)
-            for row, template in zip(rows, self._recorded(switches), strict=True)
-        ]
+    def fisedit_like(self, threshold: float) -> EditScores:
+        """With the exact keys and values of a run of its own noise and steps: what FISEdit has of an earlier edit."""
+        row, template = self._plain, self._earlier_run
+        made = self._timed(lambda: fisedit_like(self._model, row, template, threshold, FIRST_STEPS))
+        text, first = row.inputs.prompts[0].joint_tokens, FIRST_STEPS / row.steps
+        masked = (text + made.row.computed_tokens) / (text + row.image_tokens)
+        return self._scored(made, first + (1 - first) * masked, template)
 
-    def _teachers(self, teacher: Teacher) -> list[Request]:
-        """Edits of the same pictures and masks: with other seeds, and with each other's prompts where asked."""
-        others = [*self._requests[1:], self._requests[0]]
-        return [
-            replace(
-                own,
-                seed=own.seed + 1000,
-                prompt=other.prompt if teacher is Teacher.PROMPT else own.prompt,
-            )
-            for own, other in zip(self._requests, others, strict=True)
-        ]
+    def other_seed(self) -> EditScores:
+        """With another seed, in full: how far apart pictures of one request are anyway."""
+        row = self._model.edit(self._teachers[Teacher.SEED], None)
+        return self._scored(self._timed(lambda: self._model.run([row])[0]), 1.0)
 
-    def _in_full(self, halo: int | None) -> list[Reference]:
-        """With the noise of this halo; None: their own."""
+    @cached_property
+    def _earlier_run(self) -> CachedTemplate:
+        recording, noise = (
+            RecordingSpec(frozenset({CacheForm.KV}), EXACT),
+            self._plain.inputs.conditioning["noise"],
+        )
+        return self._model.template(self._request, recording, self._model.steps, noise=noise)
+
+    def _row(self, request: Request, switches: BenchSetting) -> Row:
+        model, every = self._model, switches.renewed_every
+        own_noise = self._off and every  # as a miss has it
+        row = changed(
+            model.edit(request, None if own_noise else switches.halo),
+            region=model.region(request, switches.halo),
+            keeps_padding=switches.keeps_padding,
+        )
+        if every:
+            return changed(row, renewed_every=every, renewed_later=refresh_offset(0, model.steps, every))
+        if switches.form not in self._templates:
+            recording = RecordingSpec(frozenset({switches.form}), switches.bits)
+            self._templates[switches.form] = model.template(self._request, recording, switches.levels)
+        return changed(row, template=self._templates[switches.form], tolerance=ANYWHERE)
+
+    def _timed(self, run: Callable[[], Row]) -> TimedRow:
+        """Its picture is the answer, or what the model painted for it."""
+        began = time.process_time()
+        done = run()
+        ms = (time.process_time() - began) * 1e3
+        picture, request = self._model.decode(done), self._request
+        if self._off:
+            picture = paste(request.image, effective_alpha(request.mask, 0, None), picture)
+        return TimedRow(done, picture, ms)
+
+    def _in_full(self, halo: int | None) -> TimedRow:
+        """With the noise of this halo; None: its own."""
         if halo not in self._full:
-            rows = self._model.run(self._model.edit(request, halo) for request in self._requests)
-            self._full[halo] = [
-                Reference(request, self._model.decode(row), box_of(request.mask))
-                for request, row in zip(self._requests, rows, strict=True)
-            ]
+            row = self._plain if halo is None else self._model.edit(self._request, halo)
+            self._full[halo] = self._timed(lambda: self._model.run([row])[0])
         return self._full[halo]
 
-    def _recorded(self, switches: BenchSetting) -> list[CachedTemplate]:
-        """Those of the latest form stay."""
-        key = switches.form
-        if self._templates[0] != key:
-            recording = RecordingSpec(frozenset({switches.form}), switches.bits)
-            made = [self._model.template(r, recording, switches.levels) for r in self._requests]
-            self._templates = key, made
-        return self._templates[1]
+    def _scored(
+        self, made: TimedRow, tokens: float, template: CachedTemplate | None = None, halo: int | None = None
+    ) -> EditScores:
+        full, box = self._in_full(halo), box_of(self._request.mask)
+        return {
+            "KiB": template.size_bytes / 1024 if template else 0.0,
+            "SSIM box": ssim(made.picture, full.picture, box),
+            "PSNR box": metrics.psnr_db(made.picture, full.picture, box),
+            "SSIM": ssim(made.picture, full.picture, np.ones_like(box)),
+            "tokens of full": tokens,
+            "full ms": full.ms,
+            "own ms": made.ms,
+            "coding ms": self._coding_ms,
+        }
 
 
 def _named(switches: BenchSetting) -> dict[str, Any]:
-    text = {"text": "padding" if switches.keeps_padding else ""}
-    if switches.renewed_every:
-        own = f"own, every {switches.renewed_every}"
-        return {"form": own, "bits": 32, "levels": "", "halo": switches.halo, "corrected": "", **text}
+    own = switches.renewed_every
     return {
-        "form": str(switches.form),
+        "form": f"own, every {own}" if own else str(switches.form),
         "bits": switches.bits or 32,
-        "levels": switches.levels,
+        "levels": "" if own else switches.levels,
         "halo": switches.halo,
-        "corrected": str(switches.teacher) if switches.corrected else "",
-        **text,
+        "corrected": str(switches.teacher) if switches.corrected and not own else "",
     }
 
 
-def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, float]:
-    """Inside the masks' boxes, and over whole pictures."""
-    pairs = list(zip(pictures, full, strict=True))
-    inside = [ssim(picture, ref.picture, ref.box) for picture, ref in pairs]
-    peaks = [metrics.psnr_db(picture, ref.picture, ref.box) for picture, ref in pairs]
-    whole = [ssim(picture, ref.picture, np.ones_like(ref.box)) for picture, ref in pairs]
-    return {
-        "SSIM box": round(statistics.mean(inside), 4),
-        "least": round(min(inside), 4),
-        "PSNR box": round(statistics.mean(peaks), 2),
-        "SSIM": round(statistics.mean(whole), 4),
-    }
+def _summary(edits: Sequence[EditScores]) -> dict[str, Any]:
+    """Means over edits, and how far they spread; ratios are medians of each edit's own."""
+    each = {name: [edit[name] for edit in edits] for name in edits[0]}
+    inside, full, own, coding = (each[name] for name in ("SSIM box", "full ms", "own ms", "coding ms"))
+    means = {name: round(statistics.mean(values), 4) for name, values in each.items()}
+    whole = [(a + c) / (b + c) for a, b, c in zip(full, own, coding, strict=True)]
+    spread = {"sd": round(statistics.pstdev(inside), 4), "least": round(min(inside), 4)}
+    spread |= {"with coding": round(statistics.median(whole), 3)}
+    return means | spread | compared("full ÷", full, own)
 
 
 def _cost(row: Row, switches: BenchSetting) -> float:
@@ -194,6 +227,23 @@ def _cost(row: Row, switches: BenchSetting) -> float:
     return tokens / (steps * full)
 
 
+def ways(
+    model: BenchModel, polynomial: TeaCachePolynomial | None, switches: Sequence[BenchSetting]
+) -> list[EditWay]:
+    """Reuse by `switches`, another seed and, where its polynomial is known, TeaCache and one like FISEdit."""
+    found: list[EditWay] = [(_named(each), partial(Comparison.reused, switches=each)) for each in switches]
+    empty = dict.fromkeys(found[0][0], "")
+    found.append(({**empty, "form": "off, another seed"}, Comparison.other_seed))
+    if polynomial is not None:
+        for threshold in TEACACHE:
+            tea = partial(Comparison.teacache, polynomial=polynomial, threshold=threshold)
+            found.append(({**empty, "form": f"TeaCache, {threshold}"}, tea))
+        for threshold in FISEDIT:
+            name = {**empty, "form": f"like FISEdit, {threshold}", "bits": 32, "levels": model.steps}
+            found.append((name, partial(Comparison.fisedit_like, threshold=threshold)))
+    return found
+
+
 def main() -> None:
     """Print the table and write ``out/bench/reuse_quality.json``."""
     options = parsed(
@@ -201,28 +251,39 @@ def main() -> None:
         [
             option("--model", type=Path, default=MODEL),
             option("--limit", type=int, default=12, help="held-out edits"),
+            option("--seeds", type=int, default=1, help="of each edit"),
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
             option("--guidance", type=float, help="scale; default the checkpoint's own"),
             option(
                 "--sampler", type=click.Choice(list(Sampler)), help="of edits; default the checkpoint's own"
             ),
             option("--steps", type=int, default=STEPS),
-            option("--beside", type=click.Choice(["full", "off"]), default="full", help="with which noise"),
+            option("--beside", type=click.Choice(["off", "full"]), default="off", help="with which noise"),
         ],
     )
-    torch.set_num_threads(2)
-    requests = held_out(options.side, options.limit)
+    torch.set_num_threads(1)
+    drawn, off = held_out(options.side, options.limit), options.beside == "off"
+    requests = [replace(each, seed=each.seed + 10_000 * k) for k in range(options.seeds) for each in drawn]
     sampler = None if options.sampler is None else Sampler(options.sampler)
     model = BenchModel(options.model, steps=options.steps, guidance=options.guidance, sampler=sampler)
-    comparison = Comparison(model, requests, off=options.beside == "off")
-    default = BenchSetting(levels=levels_of(DenoiserConfig(model="any"), model.family))
-    rows = []
-    for switches in settings(default, model):
-        rows.append(comparison.row(switches))
-        print(rows[-1], flush=True)
-    rows.append(comparison.other_seed())
-    workload = {"edits": len(requests), "side": options.side, "beside": options.beside}
+    workload = {"edits": len(drawn), "seeds": options.seeds, "side": options.side, "beside": options.beside}
+    workload |= {"mask ratio": round(float(np.mean([each.mask.mean() for each in drawn])), 3)}
     workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
+    tea, names = None, {each.name for each in drawn}
+    if off and model.checkpoint.card.family == Family.FLUX_FILL:
+        others = [each for each in held_out(options.side, CALIBRATED) if each.name not in names]
+        tea = calibrate(model, (model.edit(each, None) for each in others))
+    workload["TeaCache"] = tea and tea._asdict()
+    levels = levels_of(DenoiserConfig(model="any"), model.family)
+    table = [
+        (*way, list[EditScores]()) for way in ways(model, tea, settings(BenchSetting(levels=levels), model))
+    ]
+    for request, other in zip(requests, (*requests[1:], requests[0]), strict=True):
+        comparison = Comparison(model, request, other.prompt, off=off)
+        for _, way, edits in table:
+            edits.append(way(comparison))
+        print(request.name, [round(edits[-1]["SSIM box"], 3) for *_, edits in table], flush=True)
+    rows = [{**name, **_summary(edits)} for name, _, edits in table]
     write("reuse_quality", rows, workload=workload)
 
 

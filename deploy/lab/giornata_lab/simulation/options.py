@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from giornata.scheduling.batch import BatchingMode
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy
@@ -28,7 +29,13 @@ OF_ADAPTERS: Final = frozenset({SimPolicy.RROD, SimPolicy.LRUMS, SimPolicy.ROCK}
 ROCK_SHARE: Final = 0.85
 """Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
-    {SimPolicy.ROUND_ROBIN, SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE}
+    {
+        SimPolicy.ROUND_ROBIN,
+        SimPolicy.REQUEST_LEVEL,
+        SimPolicy.TOKEN_LEVEL,
+        SimPolicy.MASK_AWARE,
+        SimPolicy.STEP_AWARE,
+    }
 )
 
 
@@ -125,6 +132,8 @@ class RunOptions:
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
+    batching: BatchingMode = BatchingMode.STEP
+    """When rows join others at a worker."""
 
     @classmethod
     def of(cls, policy: SimPolicy) -> RunOptions:

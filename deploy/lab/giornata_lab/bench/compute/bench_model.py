@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate, Correction, template_noise
+from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
@@ -84,16 +84,23 @@ class BenchModel:
         self._cfg_scale = cfg_scale(asked, card)
 
     def template(
-        self, request: Request, recording: RecordingSpec, steps: int, adapters: Adapters = NONE
+        self,
+        request: Request,
+        recording: RecordingSpec,
+        steps: int,
+        adapters: Adapters = NONE,
+        noise: Tensor | None = None,
     ) -> CachedTemplate:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.
 
-        The product records without `adapters`.
+        The product records without `adapters`, and with the same `noise` for all edits.
         """
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=True
         )
-        tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
+        if noise is None:
+            noise = template_noise(*tensors["noise"].shape)
+        tensors = {**tensors, "noise": noise}
         sampler = self.family.schedule.recorder
         row = self._row(request, self._text(request, ""), tensors, steps, sampler)
         (done,) = self.run([replace(row, records=recording, adapters=adapters)])
@@ -153,11 +160,11 @@ class BenchModel:
         )
         return engines.drained(engine, _numbered(rows), told)
 
-    def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
-        """Return what the first step of `rows` teaches them."""
-        capacity = Capacity(len(rows), engines.TOKENS)
-        engine = Engine(self.family, capacity, lambda: 0.0, reusing=self._placed(how))
-        return [row.reuse.corrections for row in engines.taught(engine, _numbered(rows))]
+    def begun(self, row: Row, steps: int, how: ReuseOptions | None = None) -> Row:
+        """`row` after its next `steps`, with what they teach it."""
+        engine = Engine(self.family, Capacity(1, engines.TOKENS), lambda: 0.0, reusing=self._placed(how))
+        (found,) = engines.advanced(engine, [row], steps)
+        return found
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""

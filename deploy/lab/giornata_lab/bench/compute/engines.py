@@ -125,14 +125,23 @@ def engine_with(
         yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options)
 
 
+def advanced(engine: Engine, rows: Sequence[Row], steps: int) -> list[Row]:
+    """`rows` after their next `steps`; they fit into one step, and are not done before."""
+    engine.batch.submit(rows)
+    for _ in range(steps):
+        report = engine.step()
+        if report is None or len(report.advanced) != len(rows):
+            raise ValueError(f"not all of {len(rows)} rows made each of {steps} steps")
+        known = {row.key: row for row in report.advanced}
+    return [known[row.key] for row in rows]
+
+
 def taught(engine: Engine, rows: Sequence[Row]) -> list[Row]:
     """`rows` from their beginning, with the corrections that their first steps teach; they fit into one step."""
-    engine.batch.submit(rows)
-    report = engine.step()
-    if report is None or len(report.advanced) != len(rows):
-        raise ValueError(f"not all of {len(rows)} rows made their first step")
-    known = {row.key: row.reuse.corrections for row in report.advanced}
-    return [row.corrected(known[row.key]) for row in rows]
+    return [
+        row.corrected(after.reuse.corrections)
+        for row, after in zip(rows, advanced(engine, rows, 1), strict=True)
+    ]
 
 
 def drained(
