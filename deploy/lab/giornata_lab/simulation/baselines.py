@@ -62,7 +62,8 @@ def step_aware(candidates: Sequence[CandidateWorker], demand: JobDemand) -> Cand
 def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
 
-    Half the share of the job's adapters on the device, half how short the worker's queue is.
+    Half the share of the job's adapters that are cached, half how short the worker's queue is. That the machine's
+    memory counts as a cache is a reading, with which the paper's order of hits comes out.
     """
 
     def score(candidate: CandidateWorker) -> tuple[float, int, str]:
