@@ -49,8 +49,7 @@ async def test_a_job_ends_though_the_time_of_a_try_ended_as_its_record_was_writt
             with pytest.raises(DeadlineExceeded):
                 await submit()
             await submit()
-            async with asyncio.timeout(60):
-                await router.ended.wait()
+            await asyncio.wait_for(router.ended.wait(), 60)
             assert (await router.records.get(job.job_id)).state is JobState.COMPLETED
             await submit()
             assert len(router.jobs) == 1

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,8 +95,7 @@ def test_many_that_begin_at_once_remove_none_of_each_others(tmp_path: Path) -> N
 def test_the_sockets_of_image_processes_go_with_the_next_prepost(tmp_path: Path, server_folder: Path) -> None:
     program = tmp_path / "pool.py"
     program.write_text(POOL)
-    temporary = server_folder / "t"  # short, for sockets
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp("", "t", server_folder))  # short, for sockets
     with owner(program, TMPDIR=str(temporary)) as (child, folder):
         assert list(temporary.iterdir()) == [folder]
         assert list(folder.glob("listener-*"))

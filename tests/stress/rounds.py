@@ -93,9 +93,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class Record:
-    """How often each test ran and failed; a round with an error in its set-up or its end has failed."""
+    """How often each test ran and failed; a round with an error in its set-up or its end has failed.
 
-    def __init__(self) -> None:
+    A failure is told at once: a run lasts for hours.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._rounds = Counter[str]()
         self._failed = set[tuple[str, int]]()
 
@@ -103,6 +107,7 @@ class Record:
         self._rounds[report.nodeid] += report.when == "setup"
         if report.failed:
             self._failed.add((report.nodeid, self._rounds[report.nodeid]))
+            self._config.get_terminal_writer().line(f"\n{report.nodeid}\n{report.longreprtext}")
 
     def counted(self) -> dict[str, tuple[int, int]]:
         failed = Counter(test for test, _ in self._failed)
@@ -111,6 +116,6 @@ class Record:
 
 def pytest_configure(config: pytest.Config) -> None:
     if path := config.option.rounds_record:
-        record = Record()
+        record = Record(config)
         config.pluginmanager.register(record)
         config.add_cleanup(lambda: path.write_text(json.dumps(record.counted())))

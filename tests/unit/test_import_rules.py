@@ -216,6 +216,7 @@ json.dump([told, *loaded], sys.stdout)
 SERVICES = sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE})
 
 
+@pytest.mark.slow
 def test_services_tell_mistakes_at_once_and_load_nothing_before_they_need_it() -> None:
     """Those with torch after the others, in one process: what one loads is loaded."""
     light, computing = [[name for name in SERVICES if (name in WITHOUT_TORCH) is it] for it in (True, False)]

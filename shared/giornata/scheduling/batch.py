@@ -71,9 +71,8 @@ class RowBatch(Generic[M]):
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. A row that waits for an input
     keeps its place in the order and lets others pass; so does a running row that is paused. Background rows yield: one
-    of them shares a step while no row
-    could join and it fits, or there is no other; where there is no such step for long, every so often one beside the
-    others, which a saturated worker needs most: what it records makes all lighter.
+    of them shares a step while no row could join and it fits, or there is no other; where there is no such step for
+    long, every so often one beside the others, which a saturated worker needs most: what it records makes all lighter.
 
     `fits` tells whether rows, in order of joining, may share a step as far as `capacity` does not say; asked of more
     rows it never becomes true again.

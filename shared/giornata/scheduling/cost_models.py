@@ -205,9 +205,7 @@ class _ModelDeviceEstimator:
         """Take in a step; return how slow its worker is after it."""
         work, way = work_of(sample), StepParallelism(sample.degree, sample.halves)
         costs = self.steps.costs if way == ALONE else dict(self.steps.ways).get(way)
-        if (
-            costs is None
-        ):  # the worker's profile lacks the way: it was fitted to nothing that could be followed
+        if costs is None:  # the worker's profile lacks the way: it was fitted to nothing to follow
             return slowness
         ratio = sample.step_ms / max(1e-6, costs.step_ms(work))
         self._untaught += 1

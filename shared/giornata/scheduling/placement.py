@@ -83,34 +83,39 @@ class ReuseRate:
         self.share += SMOOTHING * ((self._edits.count(key) > 1) - self.share)
 
 
-SLACK: Final = 0.1
-"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner, while none wait."""
+SLACK: Final = 0.2
+"""Share of its fastest rate that a lone worker gives up for fewer rows, which then end sooner, while no more wait."""
 NEARLY: Final = 1.25
 """A slack that is off by less than this factor is left as it is."""
 
 
-class ModelSlack:
-    """The slack of each model's workers.
+def slack_while(behind: int, workers: int, most: float = SLACK) -> float:
+    """The slack of `workers` while so many rows wait behind the first: it delays all of them, and those to come.
 
-    It is `most` while no rows of the model wait, half of it where half as many wait as its workers have places, and
-    less the more wait. Rows of other models change nothing: these workers could not take them.
+    One worker is full by chance; where all of many are, more rows will come, and it is half as much.
     """
+    return most * (1 + 1 / workers) / (2 + 2 * (behind / workers) ** 3)
+
+
+class ModelSlack:
+    """The slack of each model's workers, by how many rows of the model wait for each: `most` while none do."""
 
     def __init__(self, most: float) -> None:
         self._most = most
         self._now: dict[Served, float] = {}
-        self._places = Counter[Served]()
+        self._workers = Counter[Served]()
 
-    def count(self, models: Iterable[Served], places: int) -> None:
-        """Count `places` more of workers of each of `models`, or fewer."""
+    def count(self, models: Iterable[Served], workers: int) -> None:
+        """Count so many more workers of each of `models`, or fewer."""
         for model in models:
-            self._places[model] += places
+            self._workers[model] += workers
 
     def heed(self, waiting: Mapping[Served, int]) -> set[Served]:
         """Take in how many rows of each model wait; the models whose slack has changed."""
         changed = set()
         for model in {*waiting, *self._now}:
-            slack = self._most / (1 + 2 * waiting.get(model, 0) / max(1, self._places[model]))
+            behind, workers = max(0, waiting.get(model, 0) - 1), max(1, self._workers[model])
+            slack = slack_while(behind, workers, self._most)
             before = self._now.get(model, self._most)
             if not before / NEARLY <= slack <= before * NEARLY:
                 self._now[model] = slack
@@ -135,8 +140,7 @@ SAMPLED: Final = 32
 class Placement:
     """The live fleet and the rows that were assigned to it from here.
 
-    A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate: see
-    :class:`~giornata.scheduling.placement.ModelSlack`, of which `slack` is the most.
+    A worker gets no more rows once it computes them as fast as with all its places but for :class:`ModelSlack`.
     """
 
     def __init__(self, patience: StallTimeout | None = None, *, slack: float = SLACK) -> None:
@@ -185,8 +189,8 @@ class Placement:
         worker.stalled = self._is_stalled(worker)
         self._workers[name] = worker
         served, left = worker.served, before.served if before else []
-        self._slacks.count(left, -before.shown.capacity_rows if before else 0)
-        self._slacks.count(served, shown.capacity_rows)
+        self._slacks.count(left, -1)
+        self._slacks.count(served, 1)
         for model in served:
             self._roster(model).put(worker)
         for model in left:
@@ -210,7 +214,7 @@ class Placement:
             self._control_offers.forget(name)
             worker = self._workers.pop(name, None)
             if worker is not None:
-                self._slacks.count(worker.served, -worker.shown.capacity_rows)
+                self._slacks.count(worker.served, -1)
                 for model in worker.served:
                     self._roster(model).drop(name)
             self.estimates.forget(name)

@@ -364,7 +364,7 @@ class FairShares(Generic[F]):
 # a while.
 
 
-DEFERRED: Final = 5.0
+DEFERRED: Final = 2.0
 """A job comes after the jobs of its tenant that arrive within so many times its own work."""
 FAVOURED: Final = 8
 """Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""

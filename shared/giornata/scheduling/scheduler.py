@@ -125,10 +125,8 @@ class QueueOrderScheduler:
         looks_at = line.looks_at if self.loads_ahead else None
         looks = looks_at is not None and looks_at <= now
         has_room = room_for_any(line, placement)
-        if not (has_room or looks):
-            return SchedulingDecision(
-                wake_at=looks_at
-            )  # nearly every message of a worker ends here while many jobs wait
+        if not (has_room or looks):  # nearly every message of a worker ends here while many jobs wait
+            return SchedulingDecision(wake_at=looks_at)
         loads: tuple[PrefetchRequest, ...] = ()
         with placement.trial() as count:
             made = _DecisionBuilder(self, placement, count, now, len(line.models))

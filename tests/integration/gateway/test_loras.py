@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -15,10 +16,11 @@ import pytest_asyncio
 from giornata.bus import bus
 from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
+from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
-from giornata.wire.loras import LoraRecord, NormaliseLora, ProfiledLora
+from giornata.wire.loras import EVERYONE, LoraRecord, NormaliseLora, ProfiledLora
 from giornata.wire.messages import EditReply, ProbeMessage
 from giornata.wire.requests import EditParameters
 from giornata.wire.subjects import NatsRole
@@ -239,6 +241,22 @@ async def test_a_lora_is_pinned_and_unpinned_by_its_tenant(doors: Stage) -> None
     unpinned = await ask(doors, "DELETE", f"/{told['id']}/pin")
     assert (unpinned.status, unpinned.json["pinned"]) == (200, False)
     assert (await ask(doors, "PUT", f"/{second['id']}/pin")).status == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/pin"), ("DELETE", "/pin"), ("DELETE", "")])
+async def test_a_lora_that_everyone_may_use_is_nobodys_to_change(
+    doors: Stage, method: str, path: str
+) -> None:
+    own = (await upload(doors, lora(45))).json["id"]
+    assert (await ask(doors, "GET", f"/{own}?wait_ms=60000")).json["state"] == "ready"
+    records = await LoraRecords.open(doors.router.bus.jetstream)
+    [known] = [record for record in await records.all() if record.lora_id == own]
+    shipped = known.model_copy(update={"tenant": EVERYONE, "lora_id": f"lora_{secrets.token_hex(16)}"})
+    await records.create(shipped)
+    refused = await ask(doors, method, f"/{shipped.lora_id}{path}")
+    assert refused.code == (404, "lora_not_found")
+    assert "this one is everyone's" in refused.error["accepted"]
+    assert await records.get(EVERYONE, shipped.lora_id) == shipped
 
 
 async def test_a_store_that_is_away_is_not_the_clients_slowness(

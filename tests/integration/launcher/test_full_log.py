@@ -27,8 +27,7 @@ async def test_a_log_that_cannot_be_written_ends_neither_the_process_nor_who_kee
     command = LaunchCommand("talks", (sys.executable, "-c", body), dict(os.environ), announcement)
     with OrphanReaper() as warden:
         process = await StackProcess.start(command, tmp_path, warden)
-        async with asyncio.timeout(HUNG_S):
-            await process.attend()
+        await asyncio.wait_for(process.attend(), HUNG_S)
         if announcement:
             assert (await process.announced(HUNG_S)).group() == "up"
     assert process.status == 0
@@ -38,8 +37,7 @@ async def test_a_log_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     command = LaunchCommand("talks", (sys.executable, "-c", TALKS), dict(os.environ), re.compile("up"))
     with OrphanReaper() as warden:
         process = await StackProcess.start(command, tmp_path / "missing", warden)
-        async with asyncio.timeout(HUNG_S):
-            await process.attend()
+        await asyncio.wait_for(process.attend(), HUNG_S)
         assert (await process.announced(HUNG_S)).group() == "up"
         assert process.obituary().endswith("(empty)")
     assert process.status == 0

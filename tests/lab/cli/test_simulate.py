@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from click.testing import CliRunner
@@ -51,15 +52,31 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     assert (told["jobs"], told["pictures"]) == (2, 3)
 
 
+def test_windows_of_a_trace_are_compared_one_by_one(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    times = [*range(4), *range(10, 16), *range(30, 38)]
+    trace.write_text("\n".join(["timestamp,n", *(f"{at_s},8" for at_s in times)]))
+    windows = ["--trace", trace, "--window", 10, "--seeds", 2, "--warmup", 0, "--rate", 2, "--workers", 2]
+    told = run("simulate", *windows, "--policy", "request_level,finish_time", "--out", tmp_path)
+    runs = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert [(one["jobs"], one["pictures"]) for one in runs] == [(6, 6), (6, 6), (8, 8), (8, 8)]
+    policies = [
+        [one["p95_s"] for one in runs if one["policy"] == name] for name in ("request_level", "finish_time")
+    ]
+    more = fmean(new / old - 1 for old, new in zip(*policies, strict=True))
+    assert f"{more:+.1%} ±" in told.partition("Beside request_level")[2]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--find-workers"], "--find-workers needs --slo"),
+        (["--window", "60"], "--window needs --trace"),
         (["--policy", "best"], "no policy is called best; there are round_robin"),
         (["--rate", "0"], "no rate above 0"),
         (
             ["--machine", "none.json"],
-            "h800-flux, flashps-flux, h100, h100-eager or a file of `giornata profile`",
+            "h800-flux, flashps-flux, h100 or a file of `giornata profile`",
         ),
         (["--warmup", "0", "--duration", "0.001"], "no job arrives"),
     ],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, combinations
+from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.scheduling.queue import TenantJobOrder
 from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import MaskShape, Workload
@@ -63,6 +65,9 @@ def scenario(**fields: Any) -> Scenario:
     )
 
 
+ONE_PICTURE = Workload(workload.MASK_RATIOS["public"], workload.STEPS, {1: 1.0}, {0: 1.0}, MaskShape.SQUARE)
+
+
 @given(
     rate=st.floats(0.1, 1.5),
     rows=st.integers(1, 8),
@@ -95,3 +100,27 @@ def test_the_bound_is_met_by_a_job_alone_and_grows_with_the_load() -> None:
     assert made.bound([only]).percentile(95) == pytest.approx(alone[0], abs=0.01)
     at_once = made.bound(jobs).percentile(95)
     assert at_once > 2 * made.bound(made.jobs(0.4, 1)).percentile(95)
+
+
+def test_one_worker_with_one_place_is_as_good_as_the_ideal_of_its_order() -> None:
+    made = scenario(machines=(h800_flux(1),), workload=ONE_PICTURE)
+    jobs = made.jobs(0.5, 1)
+    in_turn = RunOptions(turn=TenantJobOrder.ARRIVAL)
+    assert made.bound(jobs).in_order() == pytest.approx(made.run(jobs, in_turn).latencies())
+    late = [job for job in jobs if job.at_s >= 20]
+    assert made.bound(jobs).in_order(warmup_s=20) == made.bound(jobs).in_order()[-len(late) :]
+
+
+def test_in_a_burst_the_tail_is_no_longer_than_where_rows_are_counted_and_the_mean_is_less() -> None:
+    """Fails where larger jobs are deferred by five times their work."""
+    burst = scenario(workload=ONE_PICTURE, arriving=ArrivalSetting(60.0, 0.0))
+    drawn = [burst.jobs(1.4, seed) for seed in range(1, 5)]
+
+    def figures(policy: SimPolicy) -> tuple[float, float]:
+        found = [burst.run(jobs, RunOptions.of(policy)).latencies() for jobs in drawn]
+        return fmean(percentile(one, 95) for one in found), fmean(map(fmean, found))
+
+    tail_s, mean_s = figures(SimPolicy.FINISH_TIME)
+    baseline_tail_s, baseline_mean_s = figures(SimPolicy.REQUEST_LEVEL)
+    assert tail_s < 0.99 * baseline_tail_s
+    assert mean_s < 0.9 * baseline_mean_s

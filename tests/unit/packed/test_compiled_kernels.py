@@ -29,7 +29,10 @@ WIDE = {
 """Loads of 16 bytes."""
 
 
-CAPABILITIES = (pytest.param("80", marks=pytest.mark.long), "90", pytest.param("120", marks=pytest.mark.long))
+CAPABILITIES = [
+    pytest.param(number, marks=pytest.mark.slow if number == "90" else pytest.mark.long)
+    for number in ("80", "90", "120")
+]
 
 
 @pytest.fixture(scope="module", params=CAPABILITIES, ids="sm_{}".format)

@@ -199,9 +199,7 @@ def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> N
         line.join(f"small{i}", demand(1, 1), SchedulingParams(takes_s=0.1), i)
         served.append(order(line, i)[0])
         serve(line, served[-1], now=i)
-    assert served.index("large") == DEFERRED * 4, (
-        "it lets those pass that come within five times its own work"
-    )
+    assert served.index("large") == DEFERRED * 4, "it lets those pass that come within twice its own work"
 
 
 def test_rows_that_stay_together_are_not_passed_by_smaller_jobs() -> None:

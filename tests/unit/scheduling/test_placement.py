@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from giornata.fleet import SILENCE_S
 from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
-from giornata.scheduling.placement import ModelSlack, Placement, StallTimeout
+from giornata.scheduling.demand import LEAST, JobDemand, RowLoad, RowShape, StepTimeModel, WorkerLoad
+from giornata.scheduling.placement import SLACK, ModelSlack, Placement, StallTimeout, slack_while
 from giornata.scheduling.policies import Policy, finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.scheduling.worker_state import FEWER, WorkerIndex, WorkerOccupancy, WorkerTotals
@@ -279,7 +279,16 @@ def test_token_level_balancing_counts_masked_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("slack", "waiting", "rows"),
-    [(0.05, 0, 3), (0.0, 0, 8), (0.2, 0, 2), (0.2, 4, 2), (0.2, 12, 3), (0.2, 80, 6), (0.0, 80, 8)],
+    [
+        (0.05, 0, 3),
+        (0.0, 0, 8),
+        (0.2, 0, 2),
+        (0.2, 2, 2),
+        (0.2, 3, 5),
+        (0.2, 4, 7),
+        (0.2, 80, 8),
+        (0.0, 80, 8),
+    ],
 )
 def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait(
     slack: float, waiting: int, rows: int
@@ -287,14 +296,20 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     assert rows_of_one_worker(Placement(slack=slack), waiting) == rows
 
 
-@pytest.mark.parametrize("before", [worker("gone", capacity=72), worker("d", capacity=72)])
-def test_places_that_are_gone_make_no_waiting_row_count_less(before: ServiceState) -> None:
-    """Of a worker that fell silent, or that has fewer places now."""
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_longer_line_never_leaves_a_worker_fewer_rows(waiting: int, more: int) -> None:
+    fewer, rows = (rows_of_one_worker(Placement(slack=0.2), count) for count in (waiting, waiting + more))
+    assert 2 <= fewer <= rows <= 8
+
+
+@pytest.mark.parametrize("before", ["gone", "d"])
+def test_workers_that_are_gone_make_no_waiting_row_count_less(before: str) -> None:
+    """One that fell silent, and one that has told of itself before."""
     known = Placement(slack=0.2)
-    known.observe(before, 0)
+    known.observe(worker(before, capacity=8), 0)
     known.observe(worker("d", capacity=8), SILENCE_S + 1)
     known.expire(SILENCE_S + 1)
-    assert rows_of_one_worker(known, waiting=80) == rows_of_one_worker(Placement(slack=0.2), waiting=80) == 6
+    assert rows_of_one_worker(known, waiting=3) == rows_of_one_worker(Placement(slack=0.2), waiting=3) == 5
 
 
 def rows_of_one_worker(known: Placement, waiting: int) -> int:
@@ -313,23 +328,40 @@ def rows_of_one_worker(known: Placement, waiting: int) -> int:
 
 
 def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
-    """Half of the slack where half as many rows wait as there are places; that of the longest line where it has two."""
+    """Half of the slack where one more waits for each worker; that of the longest line where it has two."""
     one, other = ("one", "digest"), ("other", "digest")
     slacks = ModelSlack(0.1)
-    slacks.count([one], 8)
-    slacks.count([one, other], 8)
-    assert slacks.heed({one: 8}) == {one}
-    assert [slacks.of(models) for models in ([one], [other], [other, one], [])] == [0.05, 0.1, 0.05, 0.1]
-    assert slacks.heed({one: 8, other: 80}) == {other}
-    assert slacks.of([one]) == 0.05
-    assert slacks.heed({one: 9, other: 80}) == set(), "about as many"
-    slacks.count([one, other], -8)
-    assert slacks.heed({one: 8}) == {one, other}
-    assert slacks.of([one]) == pytest.approx(0.1 / 3)
-    assert slacks.of([other]) == 0.1
-    slacks.count([one], -8)
-    slacks.heed({one: 2})
-    assert slacks.of([one]) == pytest.approx(0.1 / 5), "without workers, as if there were one place"
+    slacks.count([one], 10)
+    slacks.count([one, other], 10)
+    assert slacks.heed({one: 21, other: 1}) == {one, other}
+    of_one, of_other = slack_while(20, 20, 0.1), slack_while(0, 10, 0.1)
+    assert of_one == pytest.approx(0.02625)
+    found = [slacks.of(models) for models in ([one], [other], [other, one], [])]
+    assert found == [of_one, of_other, of_one, 0.1]
+    assert slacks.heed({one: 21, other: 80}) == {other}
+    assert slacks.of([one]) == of_one
+    assert slacks.heed({one: 22, other: 80}) == set(), "about as many"
+    slacks.count([one, other], -10)
+    assert slacks.heed({one: 21}) == {one, other}
+    assert slacks.of([one]) == slack_while(20, 10, 0.1)
+    assert slacks.of([other]) == 0.1, "without workers, as if there were one"
+    slacks.count([one], -10)
+    slacks.heed({one: 4})
+    assert slacks.of([one]) == slack_while(3, 1, 0.1)
+
+
+@given(behind=st.integers(0, 100), more=st.integers(0, 100), workers=st.integers(1, 100))
+def test_the_more_rows_wait_the_less_is_given_up_for_those_that_run(
+    behind: int, more: int, workers: int
+) -> None:
+    slack, less = slack_while(behind, workers), slack_while(behind + more, workers)
+    assert 0 < less <= slack <= slack_while(0, workers) <= slack_while(0, 1) == SLACK
+    assert slack_while(workers, workers) == pytest.approx(slack_while(0, workers) / 2)
+    here = WorkerLoad(8, 20.0, (RowLoad(steps=30, step_ms=45.0),))
+    assert LEAST <= here.worth(slack) <= here.worth(less) <= here.places
+    assert here.worth(slack_while(10 * workers, workers)) == here.places, (
+        "nobody waits beside a free place for long"
+    )
 
 
 # Few workers are looked at, and they are the same that a look at all of them would find.

@@ -25,6 +25,7 @@ from giornata_lab.simulation.baselines import (
     mask_aware,
     request_level,
     round_robin,
+    step_aware,
     token_level,
 )
 from giornata_lab.simulation.rock_kinds import affinity
@@ -89,6 +90,12 @@ def test_a_mask_aware_choice_counts_what_is_computed_and_not_for_how_long() -> N
     light, heavy = RowLoad(steps=50, step_ms=1.0), RowLoad(steps=1, step_ms=20.0)
     fleet = [candidate("heavy", heavy), candidate("light", light, light)]
     assert name(mask_aware(fleet, DEMAND)) == "light"
+
+
+def test_a_step_aware_choice_counts_for_how_long_all_rows_are_computed() -> None:
+    light, heavy = RowLoad(steps=50, step_ms=1.0), RowLoad(steps=1, step_ms=20.0)
+    fleet = [candidate("light", light, light), candidate("heavy", heavy)]
+    assert name(step_aware(fleet, DEMAND)) == "heavy"
 
 
 def test_an_edit_goes_where_its_template_is_unless_the_queue_there_is_longer() -> None:

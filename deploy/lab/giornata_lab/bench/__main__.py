@@ -29,6 +29,7 @@ LONG: Final[dict[str, list[str]]] = {
     "reuse_quality": ["--limit", "24"],
     "router_decision": [],
     "adapters_at_scale": ["--device-mb", "512,2048"],
+    "batching": [],
     "degrees": [],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""

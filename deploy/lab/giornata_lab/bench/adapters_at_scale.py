@@ -1,9 +1,9 @@
 """Adapters at scale, simulated: ROCK and the baselines of its evaluation, ours, and ours without each of its parts.
 
-One job a worker at a time, on 16 devices of two speeds, with 220 adapters of 5 to 200 MB and crowds: ROCK's testbed
-(CLUSTER '25, section 6), with the loads of its Table 3. With `--gentd26` also the requests with LoRAs of that trace, on
-eight devices of one speed. The router's own schedulers,
-lines and plans serve all; figures are means over seeds, with the range of the means.
+One job a worker at a time, on 64 devices in machines of eight, with 220 adapters of 5 to 200 MB and crowds: ROCK's
+testbed (CLUSTER '25, section 6), with the loads of its Table 3. With `--gentd26` also the requests with LoRAs of that
+trace, on eight devices. The router's own schedulers, lines and plans serve all; figures are means over seeds, with the
+range of the means.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import TenantJobOrder
 from giornata.scheduling.rock import AdapterPlan
+from giornata.wire.workers import Tier
 from giornata_lab.bench import harness
 from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.cli.workload import read_trace
@@ -37,7 +38,7 @@ from giornata_lab.loadgen.workload import (
 from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, adapted
 from giornata_lab.simulation.machines import Machine
-from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.options import QueueOrder, RunOptions
 from giornata_lab.simulation.residency import PAPER, AdapterSetting
 from giornata_lab.simulation.results import summary
 from giornata_lab.simulation.simulator import Simulation
@@ -48,10 +49,9 @@ TOKENS: Final = 64
 """Tokens of a picture of 1024 x 1024: times go by shares of it."""
 PIXELS: Final = {0.5: 0.3, 1.0: 0.4, 1.6: 0.3}
 """Sizes of pictures over that, with their chances."""
-SPEEDS: Final = (1.0, 0.55)
-"""Speeds of the two kinds of devices, host by host."""
-A_HOST: Final = 4
+A_HOST: Final = 8
 """Workers of a host."""
+TRACE_WORKERS: Final = 8
 TRACE_STEP_S: Final = 0.6
 IMAGES: Final = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 8: 1.35}
 """Work of a request of the trace by its pictures, in that of one: they share steps."""
@@ -77,18 +77,17 @@ class AdapterRoom:
     adapters: AdapterSetting
 
 
-def machine(speed: float, rows: int = 1) -> Machine:
+def machine(rows: int = 1) -> Machine:
     """A device that computes `rows` at a time; a step takes :data:`STEP_S` for a picture of :data:`TOKENS`."""
-    token_ms = STEP_S * 1e3 / TOKENS / speed
+    token_ms = STEP_S * 1e3 / TOKENS
     costs = StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    return Machine(costs, PLAIN, rows=rows, device=f"of speed {speed:g}")
+    return Machine(costs, PLAIN, rows=rows)
 
 
-def room(device_bytes: float, workers: int = 16, *, mixed: bool = True) -> AdapterRoom:
-    """Hosts of four devices; every host's memory holds all adapters, once they have come from the store."""
-    speeds = [SPEEDS[place // A_HOST % 2] if mixed else 1.0 for place in range(workers)]
+def room(device_bytes: float, workers: int) -> AdapterRoom:
+    """Hosts of eight devices; every host's memory holds all adapters, once they have come from the store."""
     kept = replace(PAPER, device_bytes=device_bytes, workers_a_host=A_HOST)
-    return AdapterRoom(tuple(machine(speed) for speed in speeds), kept)
+    return AdapterRoom((machine(),) * workers, kept)
 
 
 def paper_jobs(seed: int, *, rate: float, seconds: float) -> list[SimulatedJob]:
@@ -140,6 +139,8 @@ def _job(
 
 
 WARMUP_S: Final = 600.0
+TELEMETRY_HZ: Final = 1.0
+"""Rarer than live: it is most of what a run of 64 devices computes."""
 BASE: Final = "rock"
 FREE_LOADS: Final = "free loads"
 OURS: Final = "ours"
@@ -162,7 +163,9 @@ VARIANTS: Final[Mapping[str, ScaleVariant]] = {
     "rrod": ScaleVariant(RunOptions.of(SimPolicy.RROD)),
     "lrums": ScaleVariant(_LRUMS),
     "proactive": ScaleVariant(replace(_LRUMS, placing=PROACTIVE)),
+    "lrums by device": ScaleVariant(replace(_LRUMS, cached=frozenset({Tier.DEVICE}))),
     BASE: ScaleVariant(_ROCK),
+    "rock with one queue": ScaleVariant(replace(_ROCK, line_name=QueueOrder.FAIR)),
     OURS: ScaleVariant(_OURS),
     "ours with plan by use": ScaleVariant(replace(_OURS, placing=AdapterPlan.USE)),
     "ours at load weight 2": ScaleVariant(replace(_OURS, load_weight=2.0)),
@@ -187,9 +190,11 @@ class ScaleRequest:
     """What is simulated, as far as all runs share it."""
 
     rate: float
+    """Jobs a second of one worker."""
     seconds: float
     speed: float
     device_mb: float
+    workers: int = 64
     lines: tuple[TraceLine, ...] = ()
     """Lines of the trace; empty: ROCK's testbed."""
 
@@ -200,13 +205,13 @@ class ScaleRequest:
 
     def room(self) -> AdapterRoom:
         """The cluster."""
-        return room(self.device_mb * 1e6, 8 if self.lines else 16, mixed=not self.lines)
+        return room(self.device_mb * 1e6, TRACE_WORKERS if self.lines else self.workers)
 
     def jobs(self, seed: int) -> list[SimulatedJob]:
         """Jobs of a run."""
         if self.lines:
             return trace_jobs(self.lines, seed, speed=self.speed)
-        return paper_jobs(seed, rate=self.rate, seconds=self.seconds)
+        return paper_jobs(seed, rate=self.rate * self.workers, seconds=self.seconds)
 
 
 def figures(task: tuple[str, int], asked: ScaleRequest) -> ScaleFigures:
@@ -214,7 +219,7 @@ def figures(task: tuple[str, int], asked: ScaleRequest) -> ScaleFigures:
     name, seed = task
     variant, here = VARIANTS[name], asked.room()
     adapters = FREE if variant.free else here.adapters
-    options = replace(variant.options, seed=seed)
+    options = replace(variant.options, seed=seed, telemetry_hz=TELEMETRY_HZ)
     jobs = asked.jobs(seed)
     run = Simulation(here.machines, jobs, options, adapters=adapters).run()
     found = summary(run, asked.warmup_s)
@@ -253,7 +258,7 @@ def rows_of(setting: str, base: str, found: Mapping[str, Sequence[ScaleFigures]]
 
 def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
     """Return what the flags ask for, by name."""
-    usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0)
+    usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0, options.workers)
     settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
     if options.gentd26:
         settings[TRACE] = replace(usual, lines=tuple(read_trace(Path(options.gentd26))))
@@ -267,7 +272,10 @@ def main() -> None:
         [
             option("--seconds", type=float, default=2400.0, help="virtual, of each run, its warm-up within"),
             option("--seeds", type=int, default=4, help="runs of each kind, with jobs of their own"),
-            option("--rate", type=float, default=0.4, help="jobs a second"),
+            option(
+                "--workers", type=int, default=64, help="devices, each of which computes one job at a time"
+            ),
+            option("--rate", type=float, default=0.0375, help="jobs a second of one worker"),
             option("--device-mb", type=Several(float), default="512", help="for adapters, with commas"),
             option("--gentd26", default="", help="folder of the trace's two files"),
             option("--speed", type=float, default=18.0, help="of the trace"),
@@ -291,6 +299,7 @@ def main() -> None:
         "adapters_at_scale",
         rows,
         workload={
+            "workers": options.workers,
             "rate": options.rate,
             "seconds": options.seconds,
             "warm-up": WARMUP_S,

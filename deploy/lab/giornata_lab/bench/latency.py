@@ -7,7 +7,6 @@ shares of what saturates diffusers' static batching, which is measured first: a 
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from giornata_lab.bench.harness import charts, write
 from giornata_lab.bench.options import rows_of, shared
 from giornata_lab.bench.systems.serving import SYSTEMS, Coder, Parts, coder_process
 from giornata_lab.flags import Several, option, parsed
+from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import arrival_times
 
 STATIC: Final = next(iter(SYSTEMS))
@@ -153,8 +153,7 @@ def _measured(
 def _line(
     share: float, rate: float, name: str, found: Sequence[float], baseline: Sequence[float]
 ) -> dict[str, Any]:
-    p50, p95 = _percentiles(found)
-    base50, base95 = _percentiles(baseline)
+    p50, p95, base50, base95 = (percentile(of, share) for of in (found, baseline) for share in (50, 95))
     return {
         "of saturation": share,
         "requests/s": round(rate, 4),
@@ -166,13 +165,6 @@ def _line(
         "requests": len(found),
         "note": "slower than the baseline" if p50 > base50 else "",
     }
-
-
-def _percentiles(found: Sequence[float]) -> tuple[float, float]:
-    """P50 and P95; of one request, itself."""
-    if len(found) < 2:
-        return found[0], found[0]
-    return statistics.median(found), statistics.quantiles(found, n=20, method="inclusive")[18]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
 from giornata_lab.cli.workload import counting, read_trace
 from giornata_lab.loadgen import workload as facts
+from giornata_lab.loadgen.outcomes import spread
+from giornata_lab.loadgen.traces import busiest_windows
 from giornata_lab.loadgen.workload import (
     AdapterSizes,
     AdapterWorkload,
@@ -33,7 +35,7 @@ from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_con
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import AdapterSetting, TemplateSetting
-from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts
+from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts, paired
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers, popular
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, folder_option
@@ -109,13 +111,17 @@ def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
         lines = tuple(read_trace(path)) if path else ()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+    window_s = given["window"]
+    if window_s is not None and path is None:
+        raise ValueError("--window needs --trace")
     return ArrivalSetting(
         given["duration"],
         given["warmup"],
         given["cv"],
         ArrivalBursts(given["crowds"]) if given["crowds"] > 1 else None,
-        lines,
+        () if window_s else lines,
         given["speed"],
+        tuple(busiest_windows(lines, window_s, given["seeds"])) if window_s else (),
     )
 
 
@@ -170,11 +176,16 @@ def run(given: Mapping[str, Any]) -> None:
             bound = scenario.bound(jobs) if given["bound"] else None
             p95_s = bound.percentile(95, warmup_s=warmup_s) if bound else None
             mean_s = bound.mean(warmup_s=warmup_s) if bound else None
+            ideal = spread(bound.in_order(warmup_s=warmup_s)) if bound else None
+            in_order = (ideal.mean, ideal.p95, ideal.p99) if ideal else None
             for policy in given["policies"]:
                 with counting(f"{policy}, {_named(rate)}, seed {seed}", len(jobs)) as progress:
                     made = scenario.run(jobs, _options(given, policy, seed), progress)
-                runs.append(PolicyRun(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
+                told = scenario.summary(made)
+                runs.append(PolicyRun(policy, rate, seed, made, told, p95_s, mean_s, in_order))
     show(_table(runs))
+    if given["seeds"] > 1 and len(given["policies"]) > 1:
+        show(_comparison(runs))
     if given["out"] is not None:
         _write(given["out"], runs, given, scenario)
 
@@ -236,7 +247,23 @@ def _table(runs: Sequence[PolicyRun]) -> Table:
         if known:
             mean = fmean(run.bound_mean_s or 0.0 for run in known)
             p95 = fmean(run.bound_p95_s or 0.0 for run in known)
+            ideals = [run.in_order for run in known if run.in_order is not None]
+            figures = [f"{fmean(one):.2f}" for one in zip(*ideals, strict=True)]
+            drawn.add_row(_named(rate), "in order", *figures[:1], "", *figures[1:])
             drawn.add_row(_named(rate), "bound", f"{mean:.2f}", "", f"{p95:.2f}", end_section=True)
+    return drawn
+
+
+def _comparison(runs: Sequence[PolicyRun]) -> Table:
+    """Figures of each policy beside the first one's with the same jobs."""
+    figures = {"mean": "mean_s", "P95": "p95_s", "P99": "p99_s"}
+    title = f"Beside {runs[0].policy} with the same jobs; mean and 95 % interval over seeds"
+    drawn = table("jobs/s", "policy", *figures, numbers=set(figures), title=title)
+    for rate in dict.fromkeys(run.rate for run in runs):
+        mine = {p: [r for r in runs if (r.rate, r.policy) == (rate, p)] for p in {r.policy: 0 for r in runs}}
+        for policy, own in list(mine.items())[1:]:
+            found = [paired(own, mine[runs[0].policy], field) for field in figures.values()]
+            drawn.add_row(_named(rate), policy, *(f"{share:+.1%} ± {half:.1%}" for share, half in found))
     return drawn
 
 
@@ -341,14 +368,20 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--machine",
     default="h800-flux",
     metavar="NAME|FILE",
-    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), h100 and h100-eager (derived), or a "
-    "file of `giornata profile`.",
+    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), h100 (derived), or a file of "
+    "`giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
 @workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")
 @workload.cv_option
 @workload.trace_option(help=f"Replay a .csv or .jsonl file: {workload.TRACE}.")
 @workload.speed_option
+@click.option(
+    "--window",
+    type=ABOVE_0,
+    metavar="SECONDS",
+    help="Of the trace, take the times alone: of its busiest windows so long, one a seed, stretched to --rate.",
+)
 @workload.duration_option(default=600.0, help="Virtual, after the warm-up.")
 @workload.warmup_option(default=30.0, help="Jobs that arrive in it are not counted.")
 @workload.masks_option

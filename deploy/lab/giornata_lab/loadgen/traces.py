@@ -204,6 +204,24 @@ def _adapters(text: str, where: str) -> tuple[str, ...]:
     return tuple(ids)[:MAX_LORAS]
 
 
+def busiest_windows(lines: Sequence[TraceLine], seconds: float, count: int) -> list[tuple[float, ...]]:
+    """When requests come in the `count` stretches of `seconds` that have most, as shares of the stretch, in order.
+
+    Stretches begin at multiples of `seconds`, so that no two overlap.
+
+    Raises:
+        ValueError: the trace has requests in fewer stretches.
+    """
+    found: dict[int, list[float]] = {}
+    for line in lines:
+        number, left_s = divmod(line.timestamp, seconds)
+        found.setdefault(int(number), []).append(left_s / seconds)
+    if len(found) < count:
+        raise ValueError(f"received {count} windows of {seconds:g} s; the trace has requests in {len(found)}")
+    busiest = sorted(found, key=lambda number: -len(found[number]))[:count]
+    return [tuple(sorted(found[number])) for number in sorted(busiest)]
+
+
 SHORTEST_S: Final = 1.0
 """A trace counts for at least this long."""
 

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 from giornata.scheduling.demand import RowShape
 from giornata_lab.simulation.jobs import SimulatedJob
@@ -108,6 +110,11 @@ class _BoundJob:
     rows: tuple[tuple[int, float, float], ...]
     """For each row: its steps, the seconds that they add, and the sum of the roots of these."""
 
+    @property
+    def work_s(self) -> float:
+        """Seconds that its rows add to steps."""
+        return sum(adds_s for _, adds_s, _ in self.rows)
+
 
 class LatencyBound:
     """Lower bounds on a percentile of the latencies of `jobs`, and on their mean.
@@ -147,6 +154,35 @@ class LatencyBound:
         """Seconds: no schedule has a smaller mean than all rows alone on the fastest worker."""
         shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
         return sum(shortest) / max(1, len(shortest))
+
+    def in_order(self, *, warmup_s: float = 0.0) -> list[float]:
+        """Latencies if workers computed as fast as the rows in the system allow, and all of it for the oldest job.
+
+        Not a bound, but what is left once no job is passed over, no worker is worse filled than another, and nothing
+        is spent on a younger row: rows that share steps share time.
+        """
+        waiting, now_s, left_s, found = deque[_BoundJob](), 0.0, 0.0, list[float]()
+        for job in (*self._jobs, None):
+            until_s = math.inf if job is None else job.released_s
+            while waiting:
+                rate = self._rate([row for one in waiting for row in one.rows])
+                if now_s + left_s / rate > until_s:
+                    left_s -= (until_s - now_s) * rate
+                    break
+                now_s, done = now_s + left_s / rate, waiting.popleft()
+                if done.at_s >= warmup_s:
+                    found.append(max(now_s + self._finish_s - done.at_s, done.shortest_s))
+                left_s = waiting[0].work_s if waiting else 0.0
+            if job is not None:
+                now_s, left_s = until_s, left_s if waiting else job.work_s
+                waiting.append(job)
+        return found
+
+    def _rate(self, rows: Sequence[tuple[int, float, float]]) -> float:
+        """Seconds of what rows add to steps that all workers compute a second; the oldest have places."""
+        sharing = rows[: round(self._places * self._speed)]
+        adds_s = max(1.0, len(sharing) / self._speed) * fmean(adds_s / steps for steps, adds_s, _ in sharing)
+        return min(self._speed, len(sharing)) * adds_s / (self._base_s + adds_s)
 
     def _on_time(self, jobs: Sequence[_BoundJob], x_s: float) -> int:
         tasks = [

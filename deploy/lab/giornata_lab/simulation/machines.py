@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +25,14 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_lab.simulation.jobs import MODEL
 
-DERIVED: Final[Mapping[str, bool]] = {"h100": False, "h100-eager": True}
-"""By name: whether its engine is not compiled."""
+DERIVED: Final = Path(__file__).with_name("h100.json")
+"""The profile of an H100 whose times are derived."""
 
 
 @cache
-def shipped(name: str) -> Profile:
-    """That of a machine of :data:`DERIVED`."""
-    return Profile.model_validate_json(profile_path(name).read_bytes())
-
-
-def profile_path(name: str) -> Path:
-    """Its file."""
-    return Path(__file__).with_name(f"{name}.json")
+def derived() -> Profile:
+    """What the file says."""
+    return Profile.model_validate_json(DERIVED.read_bytes())
 
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
@@ -159,12 +154,8 @@ def of_profile(profile: Profile) -> Machine:
     return Machine(profile.costs, NetworkOperations(profile.blocks), profile.device)
 
 
-def _shipped(name: str) -> Machine:
-    return of_profile(shipped(name))
-
-
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
     "h800-flux": h800_flux,
     "flashps-flux": flashps_flux,
-    **{name: partial(_shipped, name) for name in DERIVED},
+    "h100": lambda: of_profile(derived()),
 }

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from giornata.scheduling.batch import BatchingMode
+from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import SLACK, Placement
-from giornata.scheduling.policies import LOAD_WEIGHT, Policy
+from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy
 from giornata.scheduling.queue import FairQueue, RowQueue, TenantJobOrder
 from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import (
@@ -17,6 +19,7 @@ from giornata.scheduling.scheduler import (
     Scheduler,
     SchedulingDecision,
 )
+from giornata.wire.workers import Tier
 from giornata_lab.simulation.baselines import WEIGHING, SimPolicy, policy_of
 from giornata_lab.simulation.residency import AdapterSetting
 from giornata_lab.simulation.rock_kinds import JobKindQueue, RockScheduler
@@ -26,7 +29,13 @@ OF_ADAPTERS: Final = frozenset({SimPolicy.RROD, SimPolicy.LRUMS, SimPolicy.ROCK}
 ROCK_SHARE: Final = 0.85
 """Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
-    {SimPolicy.ROUND_ROBIN, SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE}
+    {
+        SimPolicy.ROUND_ROBIN,
+        SimPolicy.REQUEST_LEVEL,
+        SimPolicy.TOKEN_LEVEL,
+        SimPolicy.MASK_AWARE,
+        SimPolicy.STEP_AWARE,
+    }
 )
 
 
@@ -48,11 +57,17 @@ class BindingTime(StrEnum):
     """At once: it waits at its worker."""
 
 
+EVERY: Final = 1 << 30
+"""More workers, and more rows of one, than there are."""
+
+
 @dataclass(frozen=True)
 class ArrivalScheduler:
     """Gives every job whole to the worker that the policy chooses, however full it is."""
 
     policy: Policy
+    cached: frozenset[Tier]
+    """Where an adapter counts as held."""
 
     def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
@@ -60,12 +75,20 @@ class ArrivalScheduler:
         with placement.trial() as count:
             for entry in line.order(now):
                 asked = entry.asked(now)
-                known = placement.candidates(asked, LOOKED_AT)
-                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
+                chosen = self.policy(self._known(placement, asked), asked)
                 if chosen is not None:
                     count(entry.job_id, chosen.instance, asked)
                     placed.append(RowAssignment(entry.key, chosen.instance, entry.rows))
         return SchedulingDecision(tuple(placed))
+
+    def _known(self, placement: Placement, asked: JobDemand) -> list[CandidateWorker]:
+        """Every worker, as if it had room."""
+        found = []
+        for worker in placement.candidates(asked, EVERY):
+            tiers = placement.adapters(worker.instance)
+            held = [tiers.get(lora.digest) in self.cached for lora in asked.adapters]
+            found.append(worker._replace(capacity_rows=EVERY, held=sum(held) / max(1, len(held))))
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,10 +126,14 @@ class RunOptions:
     """What loads cost that hide behind waiting, to the policies that know loads."""
     loads_ahead: bool = True
     """Whether these have likely workers load while jobs wait."""
+    cached: frozenset[Tier] = frozenset(Tier)
+    """Tiers that LRUMS counts as cached; by default its machine's memory, too."""
     placing: str = AdapterPlan.OFF
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
+    batching: BatchingMode = BatchingMode.STEP
+    """When rows join others at a worker."""
 
     @classmethod
     def of(cls, policy: SimPolicy) -> RunOptions:
@@ -152,6 +179,6 @@ class RunOptions:
             return RockScheduler()
         policy = policy_of(self.policy, self.load_weight)
         if self.binding is BindingTime.ARRIVAL:
-            return ArrivalScheduler(policy)
+            return ArrivalScheduler(policy, self.cached)
         ahead = self.loads_ahead and self.policy in WEIGHING
         return QueueOrderScheduler(policy, LOOKED_AT, self.spreads, ahead)

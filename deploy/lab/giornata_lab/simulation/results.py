@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
+
+from scipy.special import stdtrit
 
 from giornata.wire.workers import Tier
 from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
@@ -188,6 +191,16 @@ class PolicyRun:
     bound_p95_s: float | None
     bound_mean_s: float | None
     """Bounds for the same jobs; None: not asked for."""
+    in_order: tuple[float, float, float] | None
+    """Mean, P95 and P99 of :meth:`giornata_lab.simulation.bound.LatencyBound.in_order` for the same jobs, likewise."""
+
+
+def paired(runs: Sequence[PolicyRun], others: Sequence[PolicyRun], field: str) -> tuple[float, float]:
+    """How much larger a figure is in `runs` than in `others` with the same seeds: the mean share, its 95 % interval."""
+    first = {run.seed: getattr(run.summary, field) for run in others}
+    more = [getattr(run.summary, field) / first[run.seed] - 1 for run in runs]
+    half = float(stdtrit(len(more) - 1, 0.975)) * statistics.stdev(more) / math.sqrt(len(more))
+    return statistics.fmean(more), half
 
 
 def charts(runs: Sequence[PolicyRun], warmup_s: float) -> dict[str, Chart]:

@@ -50,6 +50,8 @@ class ArrivalSetting:
     """Requests to replay instead of random ones."""
     speed: float = 1.0
     """How many times faster the trace is replayed."""
+    windows: tuple[tuple[float, ...], ...] = ()
+    """For each seed, from 1, times of a window as shares of it, stretched to the rate; their jobs are drawn."""
     independent: bool = False
     """Whether each request is drawn by itself, or all of a run from equal shares of the distributions."""
 
@@ -91,7 +93,10 @@ class Scenario:
             found = faster(complete(arriving.trace, self.workload, seed), arriving.speed)
             return sorted(found, key=lambda request: request.at_s)
         whole_s = arriving.warmup_s + arriving.seconds
-        if arriving.crowds is None:
+        if arriving.windows:
+            window = arriving.windows[seed - 1]
+            times = [share * len(window) / rate for share in window]
+        elif arriving.crowds is None:
             times = arrival_times(rate, whole_s, seed, arriving.cv)
         else:
             times = crowded_times(rate, whole_s, seed, arriving.crowds)

@@ -188,6 +188,7 @@ class Simulation:
                 seed=options.seed * 100_003 + number,
                 adapters=kept,
                 shared=hosts[number // kept.workers_a_host],
+                batching=options.batching,
             )
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]

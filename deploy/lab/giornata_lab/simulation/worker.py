@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from giornata.scheduling.batch import Capacity, RowBatch, RowKey
+from giornata.scheduling.batch import BatchingMode, Capacity, RowBatch, RowKey
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import TemplateRunPolicy
 from giornata.scheduling.worker_state import Attempt
@@ -59,13 +59,14 @@ class SimWorker:
         seed: int,
         adapters: AdapterSetting | None = None,
         shared: SimHost | None = None,
+        batching: BatchingMode = BatchingMode.STEP,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = WorkerCounters()
         self._templates, self._clock, self._done = templates, clock, done
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
-        self.batch: RowBatch[SimRow] = RowBatch(Capacity(machine.rows, machine.tokens))
+        self.batch: RowBatch[SimRow] = RowBatch(Capacity(machine.rows, machine.tokens), joining=batching)
         self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
         self._loads: list[LoadSample] = []
         self._kept = SimTemplates(templates, machine.storage, clock, self._loads.append)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -109,7 +110,7 @@ class Loras:
             LoraLimit: the tenant has as many pinned ones as it may have.
             LoraNotReady, LoraPinsFull: the LoRA store refuses it.
         """
-        await self.records.get(tenant, lora_id)
+        await self._check_own(tenant, lora_id)
         if pinned:
             await self.mirror.refresh()
             others = sum(one.pinned and one.lora_id != lora_id for one in self.mirror.of(owner_of(tenant)))
@@ -121,9 +122,19 @@ class Loras:
 
     async def delete(self, tenant: str, lora_id: str) -> None:
         """Forget a tenant's own LoRA or upload; edits that have begun end as before."""
-        await self.records.get(tenant, lora_id)
+        await self._check_own(tenant, lora_id)
         request = RemoveLora(lora_id=lora_id, tenant=tenant, remaining_ms=ANSWER_MS)
         await self.bus.call(subjects.lora("remove"), request, LoraRecord, Deadline.after_ms(ANSWER_MS))
+
+    async def _check_own(self, tenant: str, lora_id: str) -> None:
+        """Raise LoraNotFound where the tenant has none of this id; it says so where everyone may use it."""
+        try:
+            await self.records.get(tenant, lora_id)
+        except LoraNotFound as error:
+            with suppress(LoraNotFound):
+                await self.records.get(EVERYONE, lora_id)
+                error.accepted = "a LoRA of your own; this one is everyone's"
+            raise
 
 
 log = structlog.get_logger(__name__)

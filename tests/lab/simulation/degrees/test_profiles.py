@@ -1,4 +1,4 @@
-"""The derived profiles that ship: what their maker makes, and how far they are from the formula."""
+"""The derived profile that ships: what its maker makes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import pytest
 from giornata.planning.cost_model import LinearFit
 from giornata.planning.operations import NETWORK
 from giornata_lab.simulation.degrees.step_times import made
-from giornata_lab.simulation.machines import DERIVED, shipped
-
-WHOLE, MASKED = 0.04, 0.105
-"""Largest errors, as shares of the formula's times, of steps that compute whole pictures, and of others."""
+from giornata_lab.simulation.machines import derived
 
 
-@pytest.mark.parametrize("name", DERIVED)
-def test_the_file_is_what_its_maker_makes(name: str) -> None:
-    file, again = shipped(name), made(name)
+def test_the_file_is_what_its_maker_makes() -> None:
+    file, again = derived(), made()
     assert again.model_copy(update={"compute": file.compute, "degrees": file.degrees}) == file
     assert [fit.way for fit in again.degrees] == [fit.way for fit in file.degrees]
     pairs = [(file.compute, again.compute)]

@@ -28,7 +28,6 @@ ALL = [
     RuleSetting(RuleName.EVENTS, POWERS),
     RuleSetting(RuleName.ROUNDS, POWERS),
     RuleSetting(RuleName.ROUNDS, POWERS, round_steps=1, ties=TieBreak.FEWEST),
-    RuleSetting(RuleName.DEADLINE, POWERS),
     RuleSetting(RuleName.RESOLUTION, POWERS),
     RuleSetting(RuleName.FIXED, (4,)),
 ]

@@ -18,7 +18,7 @@ from giornata_denoiser.templates import store as template_store
 from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.store import TemplateStore
 from tests.present import present
-from tests.unit.denoiser.templates.recordings import same, template
+from tests.unit.denoiser.templates.desk import same, template
 
 # The store of recordings: two tiers, each within its budget.
 
@@ -138,10 +138,11 @@ def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
     for name in ("one", "one", "none"):
         tiers.prefetch(name)
     assert tiers.size_of("one") == template("one").size_bytes
+    assert tiers.find("one") is not None
     assert [(read.tier, read.size_bytes) for read in told] == [(Tier.DISK, template("one").size_bytes)]
     counted = tiers.counted()
     assert (counted.prefetched, counted.hits_memory, counted.hits_disk, counted.misses) == (1, 0, 1, 0)
-    assert present(tiers.find("one")) is not None
+    assert tiers.find("one") is not None
     assert tiers.counted().hits_memory == 1, "its second edit found it in memory"
     assert counted.memory_bytes == template("one").size_bytes
     assert counted.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir()) > 0

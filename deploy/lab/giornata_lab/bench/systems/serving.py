@@ -6,6 +6,7 @@ where pictures are encoded and decoded.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,11 @@ import numpy.typing as npt
 import torch
 from diffusers import FluxInpaintPipeline
 
+from giornata.planning.cost_model import fit
 from giornata.scheduling.batch import BatchingMode, RowKey
+from giornata.scheduling.demand import RowLoad, WorkerLoad
+from giornata.scheduling.placement import slack_while
+from giornata.wire.workers import StepSample
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
@@ -239,15 +244,20 @@ class Strawman:
 class Disaggregated:
     """The engine in its loop, encoding and decoding in another process: as the services are.
 
+    Rows wait in a line, and the engine gets as many as the router would give it, by what its steps have taken so far.
+
     Args:
         parts: what it is made of.
         done: told of finished edits.
         reuse: whether rows take from templates.
+        joining: when rows join; batches of whole requests have no line.
     """
 
-    def __init__(self, parts: Parts, done: Done, *, reuse: bool) -> None:
-        self._parts, self._done, self._reuse = parts, done, reuse
+    def __init__(self, parts: Parts, done: Done, *, reuse: bool, joining: BatchingMode) -> None:
+        self._parts, self._done, self._reuse, self._joining = parts, done, reuse, joining
         self._edits: dict[RowKey, WorkloadEdit] = {}
+        self._lock, self._line, self._given = threading.Lock(), deque[Row](), 0
+        self._steps = deque[StepSample](maxlen=200)
         self.loop: EngineLoop
 
     def submit(self, edits: Sequence[WorkloadEdit]) -> None:
@@ -257,14 +267,35 @@ class Disaggregated:
 
     def told(self, report: StepReport) -> None:
         """In the engine's thread, after every step."""
-        for row in finished(report):
+        ended = finished(report)
+        with self._lock:
+            self._given -= len(ended)
+            self._steps += [report.sample] if report.sample is not None else []
+            self._give()
+        for row in ended:
             edit = self._edits.pop(row.key)
             self._parts.process.decode(on_host(row), self._parts.pixels, partial(self._decoded, edit))
 
     def _encoded(self, edit: WorkloadEdit, latents: Array) -> None:
         row = self._parts.row(edit, latents, reuse=self._reuse)
         self._edits[row.key] = edit
-        self.loop.submit([row])
+        with self._lock:
+            self._line.append(row)
+            self._give()
+
+    def _give(self) -> None:
+        """Let the engine have rows of the line while it has fewer than are worth it."""
+        while self._line and self._given < self._places():
+            self._given += 1
+            self.loop.submit([self._line.popleft()])
+
+    def _places(self) -> int:
+        if self._joining is BatchingMode.REQUEST or len(self._steps) < 2:
+            return sys.maxsize
+        steps = np.array([(step.calls, step.linear, step.step_ms, step.rows) for step in self._steps])
+        base_ms, rate = fit(("calls", "linear"), steps[:, :2], steps[:, 2], relative=True).weights
+        row = RowLoad(1, rate * steps[:, 1].sum() / steps[:, 3].sum())
+        return WorkerLoad(self._parts.batch, base_ms, (row,)).worth(slack_while(len(self._line) - 1, 1))
 
     def _decoded(self, edit: WorkloadEdit, _: object) -> None:
         self._done(edit)
@@ -304,7 +335,7 @@ def disaggregated(
     parts: Parts, done: Done, *, reuse: bool, joining: BatchingMode = BatchingMode.STEP
 ) -> Iterator[ServingSystem]:
     """:class:`Disaggregated`, running."""
-    system = Disaggregated(parts, done, reuse=reuse)
+    system = Disaggregated(parts, done, reuse=reuse, joining=joining)
     crashed: list[Exception] = []
     with (
         engines.engine_with(parts.rows.family, rows=parts.batch, joining=joining) as engine,

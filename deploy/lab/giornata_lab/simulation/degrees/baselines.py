@@ -11,15 +11,11 @@ from typing import Final, NamedTuple
 
 from giornata.scheduling.degrees.plans import degree_frontier
 from giornata.scheduling.degrees.pool import (
-    DEGREES,
-    DeviceRequest,
     Devices,
-    DeviceSubsets,
     PoolDecision,
     PoolRow,
     StepStart,
     Times,
-    device_subsets,
 )
 
 # What TetriServe's Algorithm 1 is made of, in rounds and at events: allocations of least device-time, and a
@@ -342,59 +338,30 @@ def _serve_one(late: Sequence[PoolRow], degrees: dict[Hashable, int], free: int)
             return
 
 
-# Rules that never change a row's degree.
+# Degrees that never change.
 
 
 class FixedDegrees:
-    """A :class:`~giornata.scheduling.degrees.pool.PoolRule` that computes each row on constant devices until its end.
+    """A :class:`~giornata.scheduling.degrees.pool.PoolRule` that computes all steps of a row on constant devices.
 
-    Rows begin in the order of their arrival; the first that finds no devices holds up all behind it. A row without a
-    time for its degree has the next narrower one, else its narrowest.
+    Rows begin in the order of their arrival; the first that finds no devices holds up all behind it.
 
     Args:
-        devices: that the pool has when none is lost.
         degree: of all rows, as xDiT serves; or by their size, the best of each, which TetriServe (section 6.1) calls
-            RSSP. A row of another size has degree 1.
-        by_deadline: rows begin in the order of their deadlines instead.
-
-    Raises:
-        ValueError: the pool has no such degree.
+            RSSP.
     """
 
-    def __init__(
-        self, devices: int, degree: int | Mapping[Hashable, int], *, by_deadline: bool = False
-    ) -> None:
-        self._degree, self._by_deadline = degree, by_deadline
-        self._subsets = DeviceSubsets([group for group in device_subsets(devices) if len(group) in DEGREES])
-        has = self._subsets.degrees(range(devices))
-        for wanted in (degree,) if isinstance(degree, int) else degree.values():
-            if wanted not in has:
-                raise ValueError(f"{devices} devices have the degrees {sorted(has)}; received {wanted}")
+    def __init__(self, degree: int | Mapping[Hashable, int]) -> None:
+        self._degree = degree
 
     def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
-        """See :class:`~giornata.scheduling.degrees.pool.PoolRule`."""
+        """See :class:`giornata.scheduling.degrees.pool.PoolRule`."""
         del now_s
-        there = frozenset(free).union(*(row.devices for row in rows if row.until_s is not None))
-        has, left = self._subsets.degrees(there), set(free)
-        begins = []
-        for row in sorted((row for row in rows if row.boundary), key=self._turn):
-            able = row.step_s.keys() & has
-            if not able:
-                continue
-            degree = self._degree_of(row, able)
-            placed = self._subsets.place([DeviceRequest(row.key, degree, {degree}, row.devices)], left)
-            if not placed:
+        begins, left = [], sorted(free)
+        for row in sorted((row for row in rows if row.boundary), key=lambda row: (row.arrived_s, row.place)):
+            degree = self._degree if isinstance(self._degree, int) else self._degree[row.size]
+            if degree > len(left):
                 break
-            begins.append(StepStart((row.key,), placed[row.key]))
-            left -= set(placed[row.key])
+            begins.append(StepStart((row.key,), tuple(left[:degree]), row.left))
+            del left[:degree]
         return PoolDecision(tuple(begins))
-
-    def _degree_of(self, row: PoolRow, able: AbstractSet[int]) -> int:
-        wanted = self._degree if isinstance(self._degree, int) else self._degree.get(row.size, 1)
-        return max(
-            (degree for degree in able if degree <= (1 if row.background else wanted)), default=min(able)
-        )
-
-    def _turn(self, row: PoolRow) -> tuple[bool, bool, float, float]:
-        """Begun rows come first: their devices are free, since no other row gets them."""
-        return not row.devices, row.background, row.due_s if self._by_deadline else row.arrived_s, row.place

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolRule, device_subsets
@@ -20,6 +21,7 @@ from giornata_lab.simulation.degrees.baselines import (
     TieBreak,
 )
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
+from giornata_lab.simulation.degrees.step_times import TETRISERVE, StepFormula
 from giornata_lab.simulation.degrees.workloads import (
     LARGEST,
     SHAPE_TOKENS,
@@ -119,8 +121,6 @@ class RuleName(StrEnum):
     """Algorithm 1 at every event."""
     ROUNDS = "rounds"
     """Algorithm 1 in rounds, as published."""
-    DEADLINE = "deadline"
-    """The best degree by resolution, earliest deadline first."""
     RESOLUTION = "resolution"
     """The best degree by resolution, in the order of arrival."""
     FIXED = "fixed"
@@ -141,22 +141,22 @@ class RuleSetting:
     ties: TieBreak = TieBreak.EAGER
     """Of rounds."""
 
-    def make(self, devices: int) -> PoolRule:
+    def make(self, devices: int, formula: StepFormula = TETRISERVE) -> PoolRule:
         """The rule for one run."""
         match self.name:
             case RuleName.REPLANNING:
                 parts = replace(self.parts, degrees=self.degrees)
-                return ReplanningRule(devices, parts, together=step_times.together)
+                return ReplanningRule(devices, parts, together=partial(step_times.together, formula))
             case RuleName.EVENTS:
                 return EventDrivenRule()
             case RuleName.ROUNDS:
-                longest = step_times.times(PoolRowSize(LARGEST, tokens_of(LARGEST)), self._able(devices))
+                largest = PoolRowSize(LARGEST, tokens_of(LARGEST))
+                longest = step_times.times(formula, largest, self._able(devices))
                 return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.ties)
             case RuleName.FIXED:
-                return FixedDegrees(devices, self.degrees[0])
+                return FixedDegrees(self.degrees[0])
             case _:
-                by_deadline = self.name is RuleName.DEADLINE
-                return FixedDegrees(devices, _best_degrees(self._able(devices)), by_deadline=by_deadline)
+                return FixedDegrees(_best_degrees(self._able(devices)))
 
     def groups(self, devices: int) -> AbstractSet[Devices] | None:
         """Subsets of which the rule may choose; None for all."""
@@ -168,6 +168,12 @@ class RuleSetting:
         return tuple(degree for degree in self.degrees if degree <= devices)
 
 
+RSSP: Final = RuleSetting(RuleName.RESOLUTION, POWERS)
+AS_WRITTEN: Final = RuleSetting(RuleName.ROUNDS, POWERS, round_steps=2, ties=TieBreak.FEWEST)
+"""Algorithm 1 with five steps a round. Of which picture the paper does not say: five of 1024² on four devices take as
+long as two of 2048² on eight, and rounds of that length agree with its table 5. Ties go to fewest devices."""
+
+
 @dataclass(frozen=True)
 class PoolRuleCase:
     """A workload, the rule that serves it, and the pool."""
@@ -175,16 +181,18 @@ class PoolRuleCase:
     workload: PoolWorkload
     rule: RuleSetting
     devices: int = 8
+    formula: StepFormula = TETRISERVE
 
 
 def run_case(case: PoolRuleCase) -> PoolRun:
     """Serve a workload."""
     world = PoolWorld(
         case.workload.draw(),
-        case.rule.make(case.devices),
+        case.rule.make(case.devices, case.formula),
         case.rule.degrees,
         devices=case.devices,
         subsets=case.rule.groups(case.devices),
+        formula=case.formula,
     )
     outcomes = world.run()
     summary = summarise(outcomes, case.devices, world.decisions)
@@ -198,13 +206,15 @@ class BoundCase:
     workload: PoolWorkload
     degrees: tuple[int, ...] = DEGREES
     devices: int = 8
+    formula: StepFormula = TETRISERVE
 
 
 def bound_of(case: BoundCase) -> float:
     """The greatest attainment that any rule has; moves cost nothing, and masked rows no step in full."""
     able = tuple(degree for degree in case.degrees if degree <= case.devices)
     requests = case.workload.draw()
-    tasks = [FluidTask(r.at_s, r.due_s, r.steps, step_times.times(r.size, able)) for r in requests]
+    times = partial(step_times.times, case.formula)
+    tasks = [FluidTask(r.at_s, r.due_s, r.steps, times(r.size, able)) for r in requests]
     return most_in_time(tasks, case.devices, limit_s=BOUND_LIMIT_S) / len(requests)
 
 

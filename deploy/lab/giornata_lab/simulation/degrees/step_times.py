@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,57 +17,73 @@ from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
 from giornata_lab.simulation.degrees.workloads import PoolRowSize
-from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS, profile_path
+from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS
 
-# Step times of Flux.1-dev on several H100s, derived and not measured.
-#
-# The constants are those with which the formula gives xDiT's published compiled times at 1024² (4.30, 2.68
-# and 1.63 s for 28 steps on one, two and four). With 50 steps the least degrees within 1.5 times the limits
-# are those that TetriServe's baseline takes for each resolution.
+# Step times of Flux.1-dev on several H100s, derived or fitted and not measured.
 
 
 TEXT: Final = 512
 """Tokens of a prompt."""
-FIXED_S: Final = 5e-3
-"""Time of a step that no degree shortens."""
 LINEAR: Final = 12.9e9
 """Operations of a token, two for each multiplication of the linear layers."""
 PAIR: Final = 7.0e5
 """Operations of a pair of tokens in all attentions."""
-RATE: Final = 548e12
-"""Operations a second of one device that has many tokens."""
 HALF_RATE_TOKENS: Final = 150
-"""Tokens of a device at which it reaches half of that."""
+"""Tokens of a device at which it reaches half of its rates."""
 BLOCKS: Final = 57
-CALLS_S: Final = 100e-6
-"""Time of a block's collectives, beside that of their bytes."""
 TOKEN_BYTES: Final = 24576
 """That a token sends in a block: query, key, value and what is attended, in 16 bits."""
-LINK: Final = 350e9
-"""Bytes a second from device to device."""
-EAGER_S: Final = 8e-3
-EAGER: Final = 1.1
-"""What an engine that is not compiled adds to a step of several devices, and by which factor all steps take longer."""
+
+
+@dataclass(frozen=True)
+class StepFormula:
+    """What tells the seconds of a step on several devices from its tokens."""
+
+    fixed_s: float
+    """That no degree shortens."""
+    linear: float
+    """Operations a second in linear layers, of one device that has many tokens."""
+    attention: float
+    """The same in attention."""
+    calls_s: float
+    """Time of a block's collectives on two devices, beside that of their bytes."""
+    doubling_s: float = 0.0
+    """By which it grows each time that the devices double."""
+    link: float = 350e9
+    """Bytes a second from device to device."""
+
+
+COMPILED: Final = StepFormula(5e-3, 548e12, 548e12, 100e-6)
+"""Gives xDiT's published compiled times at 1024² (4.30, 2.68 and 1.63 s for 28 steps on one, two and four)."""
+EAGER: Final = StepFormula(
+    5e-3 * 1.1, 548e12 / 1.1, 548e12 / 1.1, (100e-6 + 8e-3 / BLOCKS) * 1.1, link=350e9 / 1.1
+)
+"""Supposed of an engine that is not compiled: a tenth more, and 8 ms for several devices."""
+TETRISERVE: Final = StepFormula(2.38e-3, 700e12, 300e12, 144e-6, 144e-6)
+"""By :mod:`giornata_lab.simulation.degrees.fit`: agrees with most of what TetriServe's paper says of its own."""
+FORMULAS: Final = {"h100": COMPILED, "h100-eager": EAGER, "tetriserve": TETRISERVE}
+"""By the name of the machine."""
 
 
 @cache
-def step_s(parts: tuple[tuple[int, int], ...], degree: int, *, eager: bool = True) -> float:
+def step_s(formula: StepFormula, parts: tuple[tuple[int, int], ...], degree: int) -> float:
     """Seconds of a step on so many H100s.
 
     Args:
+        formula: of the machine.
         parts: of each row the tokens of its picture that it computes, and all of them.
         degree: devices that share it.
-        eager: whether the engine is not compiled: the machine ``h100-eager``.
     """
     own = sum(TEXT + computed for computed, _ in parts)
-    operations = sum(
-        LINEAR * (TEXT + computed) + PAIR * (TEXT + computed) * (TEXT + tokens) for computed, tokens in parts
-    )
+    pairs = sum((TEXT + computed) * (TEXT + tokens) for computed, tokens in parts)
     share = own / degree
-    rate = RATE * share / (share + HALF_RATE_TOKENS)
-    moved = TOKEN_BYTES * share * (degree - 1) / degree / LINK
-    alone = FIXED_S + operations / degree / rate + (BLOCKS * (CALLS_S + moved) if degree > 1 else 0.0)
-    return EAGER * (alone + (EAGER_S if degree > 1 else 0.0)) if eager else alone
+    filled = share / (share + HALF_RATE_TOKENS)
+    computing = (LINEAR * own / formula.linear + PAIR * pairs / formula.attention) / degree / filled
+    if degree == 1:
+        return formula.fixed_s + computing
+    calls = formula.calls_s + formula.doubling_s * (math.log2(degree) - 1)
+    moved = TOKEN_BYTES * share * (degree - 1) / degree / formula.link
+    return formula.fixed_s + computing + BLOCKS * (calls + moved)
 
 
 # What steps of a simulated pool's rows take: alone, moved to other devices, and together.
@@ -77,32 +94,33 @@ MOST_ROWS: Final = 8
 
 
 @cache
-def times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
-    """Seconds of a step by degree, on ``h100-eager``."""
-    return {k: step_s(((size.computed, size.tokens),), k) for k in degrees}
+def times(formula: StepFormula, size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
+    """Seconds of a step by degree."""
+    return {k: step_s(formula, ((size.computed, size.tokens),), k) for k in degrees}
 
 
 @cache
-def moved_times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
+def moved_times(formula: StepFormula, size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
     """Seconds of the first step, and of one on other devices: it computes all tokens."""
-    return times(PoolRowSize(size.side, size.tokens), degrees)
+    return times(formula, PoolRowSize(size.side, size.tokens), degrees)
 
 
-def shared_s(parts: Sequence[tuple[PoolRowSize, bool]], degree: int) -> float:
+def shared_s(formula: StepFormula, parts: Sequence[tuple[PoolRowSize, bool]], degree: int) -> float:
     """Seconds of a step of several rows, each of which computes its tokens or, where told so, all of its picture."""
-    return step_s(tuple(sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)), degree)
+    tokens = sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)
+    return step_s(formula, tuple(tokens), degree)
 
 
-def together(rows: Sequence[PoolRow], degree: int) -> float | None:
+def together(formula: StepFormula, rows: Sequence[PoolRow], degree: int) -> float | None:
     """Seconds of a step of `rows`; see :class:`giornata.scheduling.degrees.pool.SharedStepTime`."""
     if len(rows) > MOST_ROWS:
         return None
-    return shared_s([(cast("PoolRowSize", row.size), False) for row in rows], degree)
+    return shared_s(formula, [(cast("PoolRowSize", row.size), False) for row in rows], degree)
 
 
-# Fits costs by degree to `giornata_lab.simulation.degrees.step_times`, for profiles that ship.
+# Fits costs by degree to `giornata_lab.simulation.degrees.step_times`, for the profile that ships.
 #
-# ``python -m giornata_lab.simulation.degrees.step_times`` makes their files again.
+# ``python -m giornata_lab.simulation.degrees.step_times`` makes its file again.
 
 
 SIDES: Final = (256, 512, 768, 1024, 1280, 1536, 2048)
@@ -127,9 +145,9 @@ class DerivedStep:
     computed: int
     rows: int = 1
 
-    def seconds(self, degree: int, *, eager: bool) -> float:
+    def seconds(self, degree: int) -> float:
         """By the formula."""
-        return step_s(((self.computed, self.image),) * self.rows, degree, eager=eager)
+        return step_s(COMPILED, ((self.computed, self.image),) * self.rows, degree)
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -155,17 +173,15 @@ def steps() -> Iterator[DerivedStep]:
                     yield DerivedStep(image, computed, rows)
 
 
-def made(name: str) -> Profile:
-    """The profile of a machine of :data:`DERIVED`."""
-    fitted, eager = list(steps()), DERIVED[name]
+def made() -> Profile:
+    """The profile of an H100 whose engine is compiled."""
+    fitted = list(steps())
     features = np.array([step.features for step in fitted])
-    fits = {
-        degree: _fit(features, [step.seconds(degree, eager=eager) for step in fitted]) for degree in DEGREES
-    }
+    fits = {degree: _fit(features, [step.seconds(degree) for step in fitted]) for degree in DEGREES}
     return Profile(
         model="Flux.1-dev",
         model_digest="derived",
-        device=f"NVIDIA H100, {'not ' if eager else ''}compiled",
+        device="NVIDIA H100, compiled",
         dtype="bfloat16",
         versions={},
         measured_on="never",
@@ -204,6 +220,5 @@ def _rounded(value: float) -> float:
 
 
 if __name__ == "__main__":
-    for machine in DERIVED:
-        profile_path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{profile_path(machine)}\n")
+    DERIVED.write_text(made().model_dump_json(indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{DERIVED}\n")

@@ -90,6 +90,7 @@ class PoolWorld:
         *,
         devices: int = 8,
         subsets: AbstractSet[Devices] | None = None,
+        formula: step_times.StepFormula = step_times.TETRISERVE,
     ) -> None:
         """Prepare a run.
 
@@ -99,7 +100,9 @@ class PoolWorld:
             degrees: that the profile knows; those above `devices` are left out.
             devices: of the pool.
             subsets: those that may compute a step together; default all.
+            formula: of what steps take.
         """
+        self._formula = formula
         self._rule, self._subsets = rule, subsets
         self._degrees = tuple(degree for degree in degrees if degree <= devices)
         self._free = set(range(devices))
@@ -127,8 +130,8 @@ class PoolWorld:
                 self._end(now, heapq.heappop(self._ends)[2])
             while self._arriving and self._arriving[-1].at_s <= now + SAME_S:
                 request = self._arriving.pop()
-                step_s = step_times.times(request.size, self._degrees)
-                moved_s = step_times.moved_times(request.size, self._degrees)
+                step_s = step_times.times(self._formula, request.size, self._degrees)
+                moved_s = step_times.moved_times(self._formula, request.size, self._degrees)
                 self._rows[request.number] = _Row(request, request.steps, step_s, moved_s)
             if self._rows:
                 self._decide(now)
@@ -161,7 +164,7 @@ class PoolWorld:
         rows = self._checked(begin)
         degree = len(begin.devices)
         full = [row.devices != begin.devices for row in rows]
-        step_s, first_s = _seconds(rows, degree, full)
+        step_s, first_s = self._seconds(rows, degree, full)
         seconds = begin.steps * step_s + (first_s - step_s)
         for row, moved in zip(rows, full, strict=True):
             row.moves += moved and row.devices != ()
@@ -208,12 +211,11 @@ class PoolWorld:
                 del self._rows[key]
                 self._ended.append(PoolRowOutcome(row.request, now, row.device_s, row.moves, row.counted))
 
-
-def _seconds(rows: Sequence[_Row], degree: int, full: Sequence[bool]) -> tuple[float, float]:
-    """Times of a step of `rows` on the devices of the one before, and of their first, with some in full."""
-    if len(rows) == 1:
-        row = rows[0]
-        return row.step_s[degree], (row.moved_s if full[0] else row.step_s)[degree]
-    sizes = [row.request.size for row in rows]
-    own = step_times.shared_s([(size, False) for size in sizes], degree)
-    return own, step_times.shared_s(list(zip(sizes, full, strict=True)), degree)
+    def _seconds(self, rows: Sequence[_Row], degree: int, full: Sequence[bool]) -> tuple[float, float]:
+        """Times of a step of `rows` on the devices of the one before, and of their first, with some in full."""
+        if len(rows) == 1:
+            row = rows[0]
+            return row.step_s[degree], (row.moved_s if full[0] else row.step_s)[degree]
+        sizes = [row.request.size for row in rows]
+        own = step_times.shared_s(self._formula, [(size, False) for size in sizes], degree)
+        return own, step_times.shared_s(self._formula, list(zip(sizes, full, strict=True)), degree)
