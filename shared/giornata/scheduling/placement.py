@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def slack_while(behind: int, workers: int, most: float = SLACK) -> float:
     One worker is full by chance; where all of many are, more rows will come: it is half as much, and less from the
     first row on, since a burst delays all that come after it.
     """
-    return most * (1 + 1 / workers) / (2 + 2 * (behind / workers) ** (1 + 2 / workers))
+    return most * (1 + 1 / workers) / (2 + 2 * math.pow(behind / workers, 1 + 2 / workers))
 
 
 class ModelSlack:
