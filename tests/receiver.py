@@ -43,8 +43,7 @@ class Receiver:
 
     async def next(self) -> Heard:
         """The next attempt, waited for."""
-        async with asyncio.timeout(HUNG_S):
-            return await self.heard.get()
+        return await asyncio.wait_for(self.heard.get(), HUNG_S)
 
 
 @asynccontextmanager

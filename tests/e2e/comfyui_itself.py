@@ -190,8 +190,7 @@ async def started(installed: Path, folder: Path, port: int, env: dict[str, str])
 
         reading = asyncio.create_task(read())
         try:
-            async with asyncio.timeout(HUNG_S):
-                await ready.wait()
+            await asyncio.wait_for(ready.wait(), HUNG_S)
             assert process.returncode is None, (folder / "log").read_text(errors="replace")[-3000:]
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
                 comfyui = ComfyUI(http, folder)

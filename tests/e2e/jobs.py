@@ -1,9 +1,11 @@
-"""Asynchronous jobs over HTTP: submitted, followed, waited for, and their pictures."""
+"""Edits over HTTP, answered at once; and jobs: submitted, followed, waited for, and their pictures."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -13,6 +15,31 @@ from tests.patience import HUNG_S
 
 WAIT_MS: Final = 60_000
 """The longest that a gateway lets one question wait."""
+
+
+def form_of(files: Mapping[str, bytes], **fields: object) -> aiohttp.FormData:
+    """A form of PNG files and texts."""
+    form = aiohttp.FormData(default_to_multipart=True)
+    for name, data in files.items():
+        form.add_field(name, data, filename=f"{name}.png", content_type="image/png")
+    for name, value in fields.items():
+        form.add_field(name, str(value))
+    return form
+
+
+async def answered(
+    http: aiohttp.ClientSession, path: str = "/v1/images/edits", **request: Any
+) -> dict[str, Any]:
+    """The answer to an edit or a generation that is carried out."""
+    async with http.post(path, **request) as answer:
+        body: dict[str, Any] = await answer.json()
+        assert answer.status == 200, body
+        return body
+
+
+def first_picture(body: Mapping[str, Any]) -> Pixels:
+    """Of such an answer."""
+    return pixels(base64.b64decode(body["data"][0]["b64_json"]))
 
 
 async def submit(http: aiohttp.ClientSession, form: aiohttp.FormData) -> str:

@@ -87,9 +87,13 @@ class LiveStack:
         """Id of an instance's process."""
         return self._stack.process(instance).pid
 
-    async def start(self, service: ServiceName, n: int = 1) -> list[str]:
-        """Start `n` more instances and wait until they are ready; their names."""
-        names = await self._elsewhere(self._stack.start(service, n))
+    async def start(self, service: ServiceName, n: int = 1, model: str | None = None) -> list[str]:
+        """Start `n` more instances and wait until they are ready; their names.
+
+        `model` names the one that they load, by default the first of the stack.
+        """
+        served = {one.name: one for one in self._stack.plan.models}
+        names = await self._elsewhere(self._stack.start(service, n, served[model] if model else None))
         await self.wait_ready()
         return names
 
@@ -146,7 +150,7 @@ async def kill_server(stack: Stack, server: str) -> None:
 
 @contextmanager
 def live_stack(
-    model: Path,
+    model: Path | Mapping[str, Path],
     replicas: Mapping[ServiceName, int] = NO_REPLICAS,
     env: Mapping[str, str] = NO_ENV,
     nats_servers: int = 1,
@@ -155,15 +159,17 @@ def live_stack(
 ) -> Iterator[LiveStack]:
     """Start a stack of one of each service, or as many as `replicas` says; wait until it is ready; stop it.
 
-    `blobs_url` is another blob store than its own.
+    `model` is a checkpoint that requests may call ``tiny``, or several by their names; each has its own denoisers and
+    preposts. `blobs_url` is another blob store than its own.
 
     Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
     """
-    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
+    named = model if isinstance(model, Mapping) else {"tiny": model}
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as state, Portal() as portal:
         plan = StackPlan(
-            state=Path(folder),
-            logs=Path(folder) / "logs",
-            models=(StackModel(str(model), "tiny"),),
+            state=Path(state),
+            logs=Path(state) / "logs",
+            models=tuple(StackModel(str(folder), name) for name, folder in named.items()),
             ready_s=HUNG_S,
             replicas={**ONE_EACH, **replicas},
             nats_servers=nats_servers,

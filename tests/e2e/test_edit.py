@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,33 +13,14 @@ import pytest
 import giornata.client
 from giornata.wire.messages import StepEvent
 from giornata_lab.bench.systems.edit_forms import Pixels, box, edit_form, file, pixels, scene
+from tests.e2e.jobs import answered, first_picture
 from tests.e2e.live import LiveStack
-
-
-async def edited(http: aiohttp.ClientSession, form: aiohttp.FormData) -> dict[str, Any]:
-    async with http.post("/v1/images/edits", data=form) as answer:
-        body: dict[str, Any] = await answer.json()
-        assert answer.status == 200, body
-        return body
-
-
-async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, int | None, dict[str, Any]]]:
-    """(event, id, data) of a server-sent event stream."""
-    name, number = "", None
-    async for line in answer.content:
-        text = line.decode().rstrip("\n")
-        if text.startswith("event: "):
-            name = text[7:]
-        elif text.startswith("id: "):
-            number = int(text[4:])
-        elif text.startswith("data: "):
-            yield name, number, json.loads(text[6:])
 
 
 async def test_an_edit_tells_its_seeds_its_steps_and_the_time_of_each_stage(
     http: aiohttp.ClientSession,
 ) -> None:
-    body = await edited(http, edit_form(file(scene(200, 136)), file(box(200, 136))))
+    body = await answered(http, data=edit_form(file(scene(200, 136)), file(box(200, 136))))
     assert body["giornata"]["seeds"] == [7]
     assert body["giornata"]["steps"] == 4
     stages, computing = body["giornata"]["stage_ms"], body["giornata"]["compute_ms"]
@@ -73,8 +52,7 @@ async def edited_at(
     fields: dict[str, Any] = {"prompt": "a red hat", "seed": 7}
     asked: dict[str, Any] = {} if blur is None else {"mask_blur": blur}
     if door == "rest":
-        body = await edited(http, edit_form(image, mask, **fields, **asked))
-        return pixels(base64.b64decode(body["data"][0]["b64_json"]))
+        return first_picture(await answered(http, data=edit_form(image, mask, **fields, **asked)))
     if door == "nats":
         async with giornata.client.connect(stack.nats_url) as client:
             edit = await client.edit(image=image, mask=mask, num_inference_steps=4, **fields, **asked)
@@ -95,18 +73,3 @@ async def edited_at(
         )
     assert made.data
     return pixels(base64.b64decode(made.data[0].b64_json or ""))
-
-
-async def test_a_crop_is_edited_alone_and_the_rest_stays_exact(http: aiohttp.ClientSession) -> None:
-    original = scene()
-    form = edit_form(mask_blur=0, padding_mask_crop=8, stream=True, partial_images=1)
-    async with http.post("/v1/images/edits", data=form) as answer:
-        told = [event async for event in events(answer)]
-    (view,) = [data for name, _, data in told if name == "image_edit.partial_image"]
-    assert view["box"] == [24, 12, 48, 48]  # 32x24 pixels with 8 around, made square
-    name, _, last = told[-1]
-    assert name == "image_edit.completed"
-    result = pixels(base64.b64decode(last["b64_json"]))
-    inside = box() == 255
-    assert np.array_equal(result[~inside], original[~inside])
-    assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5

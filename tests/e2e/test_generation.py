@@ -20,6 +20,7 @@ from giornata.client import connect
 from giornata.model_cards import read_model_card
 from giornata_lab.bench.systems.edit_forms import Pixels, edit_form, pixels
 from tests import comfyui_nodes
+from tests.e2e.jobs import answered
 from tests.e2e.live import LiveStack
 from tests.e2e.node_package import told
 from tests.e2e.test_cli import door, giornata
@@ -90,11 +91,10 @@ async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
     pairs: LiveStack, expected: Pixels
 ) -> None:
     async with aiohttp.ClientSession(pairs.url) as http:
-        edit = asyncio.create_task(_edited(http))  # its row is in the same batches
-        async with http.post("/v1/images/generations", json=ASKED) as answer:
-            body = await answer.json()
-            assert answer.status == 200, body
-        assert await edit
+        form = edit_form(num_inference_steps=20)
+        edit = asyncio.create_task(answered(http, data=form))  # its row is in the same batches
+        body = await answered(http, "/v1/images/generations", json=ASKED)
+        await edit
     assert same(base64.b64decode(body["data"][0]["b64_json"]), expected)
     assert (body["size"], body["giornata"]["steps"], body["giornata"]["template"]) == ("128x96", 3, ["off"])
     assert body["giornata"]["computed_tokens"] == [body["usage"]["output_tokens"]]
@@ -111,11 +111,6 @@ async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
         events: list[Any] = [event async for event in stream]
     assert [one.type for one in events if "partial" in one.type] == ["image_generation.partial_image"]
     assert same(base64.b64decode(events[-1].b64_json), expected)
-
-
-async def _edited(http: aiohttp.ClientSession) -> bool:
-    async with http.post("/v1/images/edits", data=edit_form(num_inference_steps=20)) as answer:
-        return answer.status == 200
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ def given(*flags: str) -> QualityOptions:
 
 
 def options(stack: LiveStack, out: Path, *more: str) -> QualityOptions:
-    few = ("--limit", "6", "--steps", "2", "--in-flight", "3")
+    # A picture that comes again, as in a rerun, may have been recorded meanwhile.
+    few = ("--limit", "6", "--steps", "2", "--in-flight", "3", "--reuse", "off")
     return given("--nats", stack.nats_url, "--out", str(out), *few, *more)
 
 

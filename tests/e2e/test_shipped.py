@@ -21,6 +21,7 @@ from giornata.wire.errors import ControlNetNotFound, NothingFound
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.workers import ServiceName, StepCacheCounters
 from giornata_lab.bench.systems.edit_forms import Pixels, file, pixels
+from tests.e2e.jobs import answered, first_picture, form_of
 from tests.e2e.live import LiveStack
 from tests.e2e.stacks import ALICE, MASK, PROMPT, SCENE
 from tests.s3_server import CREDENTIALS
@@ -61,15 +62,7 @@ async def client(shipped: LiveStack, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def over_http(http: aiohttp.ClientSession, files: dict[str, bytes], **fields: object) -> Pixels:
-    form = aiohttp.FormData()
-    for name, data in files.items():
-        form.add_field(name, data, filename=f"{name}.png", content_type="image/png")
-    for name, value in fields.items():
-        form.add_field(name, str(value))
-    async with http.post("/v1/images/edits", data=form) as answer:
-        body = await answer.json()
-        assert answer.status == 200, body
-    return pixels(base64.b64decode(body["data"][0]["b64_json"])).astype(int)
+    return first_picture(await answered(http, data=form_of(files, **fields))).astype(int)
 
 
 async def over_nats(client: Client, **fields: Any) -> Pixels:
@@ -81,11 +74,8 @@ async def test_words_are_the_same_mask_and_the_same_edit_at_both_doors(
     http: aiohttp.ClientSession, client: Client
 ) -> None:
     picture = discs()
-    form = aiohttp.FormData({"prompt": WORDS["mask_prompt"], "max_regions": "2"})
-    form.add_field("image", file(picture), filename="image.png", content_type="image/png")
-    async with http.post("/v1/masks", data=form) as answer:
-        shown = await answer.json()
-        assert answer.status == 200, shown
+    form = form_of({"image": file(picture)}, prompt=WORDS["mask_prompt"], max_regions=2)
+    shown = await answered(http, "/v1/masks", data=form)
     whole, *regions = (base64.b64decode(one["b64_png"]) for one in (shown, *shown["regions"]))
     assert len(regions) == 2
     for (row, column), _ in DISCS:

@@ -154,8 +154,7 @@ class Stage:
             self.router.hold = asyncio.Event()
         self.router.held.clear()
         task = asyncio.create_task(request)
-        async with asyncio.timeout(HUNG_S):
-            await self.router.held.wait()
+        await asyncio.wait_for(self.router.held.wait(), HUNG_S)
         return task
 
     async def serve(self, *cards: ModelCard) -> None:

@@ -192,8 +192,7 @@ async def test_the_row_that_is_idle_longest_goes_first(making: Making) -> None:
     assert rows.find("a", token) is not None, "which is a use"
     now = 10
     expiring = asyncio.create_task(rows.expire())
-    async with asyncio.timeout(HUNG_S):
-        await making.went.wait()
+    await asyncio.wait_for(making.went.wait(), HUNG_S)
     expiring.cancel()
     assert making.let_go == ["b"]
     assert rows.find("a", token) is not None

@@ -18,7 +18,6 @@ import numpy as np
 from aiohttp import web
 from playwright.async_api import Page
 
-from giornata.families import Family
 from giornata.shares import SharedPool
 from giornata.wire.adapters import CONTROL_IMAGES, ControlCard
 from giornata.wire.errors import GiornataError, Unauthorized
@@ -61,7 +60,7 @@ from giornata_gateway.views.jobs import (
 from giornata_gateway.views.resources import LoraList, LoraView, MaskAnswer, RegionView
 from giornata_lab.bench.systems.edit_forms import file, pixels
 from tests.e2e.studio.browsing import Watch
-from tests.fakes.fleet import CARD
+from tests.fakes import fleet as fakes
 
 JOB: Final = "job-1"
 SIDE: Final = 256
@@ -79,16 +78,9 @@ def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
     return file(np.full((side, side, 3), color, np.uint8))
 
 
-FILL: Final = CARD.model_copy(update={"native_size": SIDE})
+FILL: Final = fakes.CARD.model_copy(update={"native_size": SIDE})
 """A model that edits only."""
-PAINTER: Final = FILL.model_copy(
-    update={
-        "name": "painter",
-        "family": Family.FLUX_INPAINT,
-        "tasks": (Task.EDIT, Task.GENERATE),
-        "generation_guidance_scale": 3.5,
-    }
-)
+PAINTER: Final = fakes.PAINTER.model_copy(update={"native_size": SIDE})
 """One that also generates."""
 RESULT: Final = plain(RED)
 

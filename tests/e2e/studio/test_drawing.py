@@ -29,7 +29,7 @@ from tests.e2e.studio.easel import (
     ready,
 )
 from tests.e2e.studio.gateway import BLUE, GREY, PAINTER, SIDE, FakeGateway, Open, SentRequest, plain
-from tests.unit.prepost.oriented_files import ORIENTED
+from tests.unit.prepost.files import ORIENTED
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from giornata.control.link.messages import ControlFailed
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
+    ControlSequenceStep,
     ControlText,
     RowControlNet,
     RowStep,
@@ -47,14 +49,71 @@ from giornata.wire.jobs import Encoding
 from giornata.wire.values import CellMap
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.rows import read_cards
+from giornata_controlnet.rows import ResidentControlNets, read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_lab.bench.compute import tiny_flux
 from tests.configs import configured
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes.tiny_flux_control import net
-from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.patience import HUNG_MS, HUNG_S
+
+
+@dataclass
+class Gate:
+    """Holds the forwards of a service's nets."""
+
+    permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(10_000))
+    began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    forwards: list[tuple[str, int]] = field(default_factory=list)
+    """Names of the nets, and sequences."""
+    each: threading.Semaphore | None = None
+    """Has a permit for each further sample of a forward."""
+    most: int = 1000
+    """Sequences that fit into memory."""
+    error: Exception | None = None
+    """What forwards raise."""
+
+    def hold(self) -> None:
+        """No forward goes on from now on."""
+        while self.permits.acquire(blocking=False):
+            pass
+
+    def held(
+        self, net: ControlNet
+    ) -> Callable[[Sequence[ControlSequenceStep]], Iterator[tuple[Tensor, ...]]]:
+        """What computes its samples, with a permit for each forward; notes how many sequences share one."""
+        of = net.run
+
+        def run(items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
+            self.forwards.append((net.card.name, len(items)))
+            self.began.release()
+            assert self.permits.acquire(timeout=HUNG_S)
+            if self.error is not None:
+                raise self.error
+            if len(items) > self.most:
+                raise torch.OutOfMemoryError("no room")
+            if any(torch.isnan(item.latents).any() for item in items):
+                raise ValueError("a latent that the net cannot take")
+            for sample in of(items):
+                yield sample
+                if self.each is not None:
+                    assert self.each.acquire(timeout=HUNG_S)
+
+        return run
+
+
+class HeldNets(ResidentControlNets):
+    """Nets whose forwards a test holds."""
+
+    def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = gate
+
+    def _read(self, digest: str) -> ControlNet:
+        net = super()._read(digest)
+        net.run = self._gate.held(net)  # type: ignore[assignment,method-assign]  # of this one alone
+        return net
+
 
 CPU = torch.device("cpu")
 GRID = (3, 4)

@@ -23,9 +23,9 @@ from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.controls.sessions import ControlNetSessionManager
 from tests.forked_programs import program
 from tests.integration.controlnet import bench as controlnet
-from tests.integration.controlnet.gate import Gate
+from tests.integration.controlnet.bench import Gate
 from tests.integration.denoiser.bench import STEPS, Bench, Worker
-from tests.integration.denoiser.test_service_controls import loaded, under
+from tests.integration.denoiser.test_service_adapters import controlled, loaded
 from tests.patience import HUNG_S
 
 ATOL = 1e-5
@@ -66,7 +66,7 @@ async def quiet() -> AsyncIterator[None]:
 
 async def alike(bench: Bench, worker: Worker, use: ControlUse, **asked: Any) -> RunRequest:
     """A job; all such jobs have equal inputs."""
-    return await under(bench, await bench.job(worker, **asked), use)
+    return await controlled(bench, await bench.job(worker, **asked), use)
 
 
 @pytest.fixture(scope="module")

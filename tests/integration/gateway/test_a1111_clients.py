@@ -173,12 +173,10 @@ async def test_skip_cancels_the_oldest_job_alone(stage: Stage) -> None:
     stage.router.hold = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         oldest = group.create_task(post(stage, "img2img", EDIT))
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.held.wait()
+        await asyncio.wait_for(stage.router.held.wait(), HUNG_S)
         stage.router.held.clear()
         newer = group.create_task(post(stage, "img2img", EDIT | {"seed": 8}))
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.held.wait()
+        await asyncio.wait_for(stage.router.held.wait(), HUNG_S)
         assert (await post(stage, "skip", None)).told == (200, {})
         assert (await oldest).code == (409, "job_cancelled")
         stage.router.go_on()

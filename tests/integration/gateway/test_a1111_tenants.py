@@ -72,8 +72,7 @@ async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stag
     doors.router.hold = asyncio.Event()
     alice, bob = {"Authorization": basic("sk-alice-123")}, {"Authorization": "Bearer sk-robert-12"}
     waiting = asyncio.create_task(post(doors, "img2img", EDIT | {"steps": 4}, **alice))
-    async with asyncio.timeout(HUNG_S):
-        await doors.router.held.wait()
+    await asyncio.wait_for(doors.router.held.wait(), HUNG_S)
     job = (await doors.record()).job
     silent = await get(doors, "progress", **alice)  # the router tells nothing of it
     assert (silent["progress"], silent["eta_relative"], silent["state"]["sampling_step"]) == (0.25, 0, 1)

@@ -32,8 +32,7 @@ def form(image_bytes: int) -> bytes:
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
     """What comes until the gateway closes the connection."""
-    async with asyncio.timeout(HUNG_S):
-        return await reader.read()
+    return await asyncio.wait_for(reader.read(), HUNG_S)
 
 
 async def one_answer(reader: asyncio.StreamReader) -> bytes:

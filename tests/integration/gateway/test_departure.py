@@ -134,8 +134,7 @@ async def test_a_gateway_that_knows_of_no_fleet_leaves_edits_over_nats_to_others
         assert {job.gateway for job in stage.router.jobs.values()} == {stage.config.instance}
         assert not opening.done()
         stage.router.leads = True
-        async with asyncio.timeout(HUNG_S):
-            await opening
+        await asyncio.wait_for(opening, HUNG_S)
 
 
 async def test_a_gateway_without_a_router_answers_after_a_while_and_ends_before(

@@ -150,8 +150,7 @@ async def test_a_client_that_leaves_cancels_its_job(stage: Stage) -> None:
         request = asyncio.create_task(stage.edit(**fields))
         await stage.router.held.wait()
         await leave(request)
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.ended.wait()
+        await asyncio.wait_for(stage.router.ended.wait(), HUNG_S)
         assert (await stage.record()).state is JobState.CANCELLED
 
 
@@ -174,8 +173,7 @@ async def test_a_deadline(opening: Opening) -> None:
         assert answer.code == (504, "deadline_exceeded")
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(1, abs=0.1)
         assert answer.error["job_id"] in stage.router.jobs
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.ended.wait()
+        await asyncio.wait_for(stage.router.ended.wait(), HUNG_S)
 
 
 async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:

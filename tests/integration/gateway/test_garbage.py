@@ -130,6 +130,5 @@ async def sent(nats_url: str, subject: str, messages: Mapping[str, bytes]) -> di
             for reply in ("", f"_INBOX.garbage.{number}", "giornata.jobs.batch"):
                 await connected.client.publish(subject, messages[name], reply=reply)
             await connected.client.flush(HUNG_S)
-        async with asyncio.timeout(HUNG_S):
-            await whole.wait()
+        await asyncio.wait_for(whole.wait(), HUNG_S)
     return heard

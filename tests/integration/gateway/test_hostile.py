@@ -59,8 +59,7 @@ async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(opening: Opening)
         writer.write(upload(size=1000, sent=10))
         await writer.drain()
         assert (await stage.edit()).status == 200
-        async with asyncio.timeout(HUNG_S):
-            answer = await reader.readuntil(b"}}")
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), HUNG_S)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
 
@@ -128,8 +127,7 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         await leave(request)
         async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
             stage.router.answer_when.set()
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.ended.wait()
+        await asyncio.wait_for(stage.router.ended.wait(), HUNG_S)
         assert (await stage.record()).state == "cancelled"
 
 

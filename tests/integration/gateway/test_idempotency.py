@@ -79,8 +79,7 @@ async def test_a_client_that_lost_its_connection_comes_again_for_its_picture(sta
     first = await stage.begin(edit(stage, key))
     await leave(first)
     stage.router.go_on()
-    async with asyncio.timeout(HUNG_S):
-        await stage.router.ended.wait()
+    await asyncio.wait_for(stage.router.ended.wait(), HUNG_S)
     answer = await edit(stage, key)
     assert (answer.status, answer.replayed) == (200, True)
     assert base64.b64decode(answer.json["data"][0]["b64_json"]) == picture_of(0)

@@ -121,8 +121,7 @@ async def test_who_leaves_gives_its_pictures_back(limited: Limiting) -> None:
     async with limited(in_progress=1) as stage:
         gone = await stage.begin(edit(stage, ALICE))
         await leave(gone)
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.ended.wait()
+        await asyncio.wait_for(stage.router.ended.wait(), HUNG_S)
         stage.router.hold = None
         assert (await edit(stage, ALICE)).status == 200
 

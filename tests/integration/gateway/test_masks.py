@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import msgpack
 import numpy as np
 import pytest
 import pytest_asyncio
-from PIL import Image
 
 import giornata.client
 from giornata.blobs import BlobStore
@@ -39,6 +37,7 @@ from giornata.wire.messages import (
     MaskMessageReply,
     MaskParameters,
 )
+from giornata_lab.bench.systems.edit_forms import file, pixels
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD as MODEL
@@ -53,17 +52,7 @@ SCENE[30:44, 50:76] = (235, 0, 0)
 RED = SCENE[..., 1] == 0
 
 
-def png(pixels: Any) -> bytes:
-    target = BytesIO()
-    Image.fromarray(pixels).save(target, "PNG")
-    return target.getvalue()
-
-
-def shown(data: bytes) -> Any:
-    return np.asarray(Image.open(BytesIO(data)))
-
-
-FILE = png(SCENE)
+FILE = file(SCENE)
 
 
 @dataclass
@@ -85,7 +74,7 @@ class Scene:
 
     async def mask_of_job(self) -> Any:
         job = (await self.stage.record()).job
-        return shown(await self.stage.router.blobs.get(present(job.mask)))
+        return pixels(await self.stage.router.blobs.get(present(job.mask)))
 
 
 @asynccontextmanager
@@ -209,7 +198,7 @@ async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(sc
     assert [one["box"] for one in answer["regions"]] == [[4, 8, 26, 16], [50, 30, 26, 14]]
     assert [one["area"] for one in answer["regions"]] == [26 * 16, 26 * 14]
     assert answer["regions"][0]["score"] > answer["regions"][1]["score"] > 0.9
-    masks = [shown(base64.b64decode(one["b64_png"])) for one in (answer, *answer["regions"])]
+    masks = [pixels(base64.b64decode(one["b64_png"])) for one in (answer, *answer["regions"])]
     assert np.array_equal(masks[0], RED)
     assert np.array_equal(masks[1] | masks[2], RED)
     (asked,) = scene.prepost.asked
@@ -222,7 +211,7 @@ async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(sc
 async def test_a_mask_alone_is_a_png(scene: Scene, fields: dict[str, str]) -> None:
     headers = None if fields else {"Accept": "image/png"}
     body = (await scene.masks(FILE, headers, **fields)).expect(200).body
-    assert np.array_equal(shown(body), RED)
+    assert np.array_equal(pixels(body), RED)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +257,7 @@ async def test_each_region_may_be_edited_by_itself(scene: Scene) -> None:
         32,
         4,
     )
-    masks = [shown(await scene.stage.router.blobs.get(ref)) for ref in job.regions]
+    masks = [pixels(await scene.stage.router.blobs.get(ref)) for ref in job.regions]
     assert np.array_equal(masks[0] | masks[1], RED)
     assert not (masks[0] & masks[1]).any()
     assert np.array_equal(await scene.mask_of_job(), RED)

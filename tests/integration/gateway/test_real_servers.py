@@ -48,8 +48,7 @@ async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_
         async with aiohttp.ClientSession(url) as http, http.get("/healthz") as response:
             assert response.status == 200
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(HUNG_S):
-            _, log = await process.communicate()
+        _, log = await asyncio.wait_for(process.communicate(), HUNG_S)
         assert process.returncode == 0, log
     finally:
         if process.returncode is None:

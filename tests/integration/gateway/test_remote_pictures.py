@@ -84,8 +84,7 @@ async def read(shelf: PictureServer, *names: str, capacity: int = 1 << 20) -> li
 async def test_pictures_are_fetched_side_by_side_and_few_at_once(shelf: PictureServer) -> None:
     names = [f"picture-{number}" for number in range(17)]
     reading = asyncio.create_task(read(shelf, *names))
-    async with asyncio.timeout(HUNG_S):
-        await shelf.crowded.wait()
+    await asyncio.wait_for(shelf.crowded.wait(), HUNG_S)
     shelf.open.set()
     assert await reading == [name.encode() for name in names]
     assert (shelf.asked, shelf.most) == (17, FETCHED_AT_ONCE)
@@ -147,8 +146,7 @@ async def test_a_repetition_of_a_job_in_progress_fetches_no_more_either(
     async with limited(nats_url, redis_url, tmp_path, shelf) as stage:
         stage.router.hold = asyncio.Event()
         first = asyncio.create_task(edit(stage, shelf, "a", "same"))
-        async with asyncio.timeout(HUNG_S):
-            await stage.router.held.wait()
+        await asyncio.wait_for(stage.router.held.wait(), HUNG_S)
         again = asyncio.create_task(edit(stage, shelf, "a", "same"))
         assert await edit(stage, shelf, "a", "same", n=2) == 429, "whichever of both comes first"
         stage.router.go_on()

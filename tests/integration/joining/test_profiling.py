@@ -136,8 +136,7 @@ class Told:
         self.outcomes.put_nowait((record.lora_id, outcome))
 
     async def next(self) -> tuple[str, LoraProfile | GiornataError]:
-        async with asyncio.timeout(HUNG_S):
-            return await self.outcomes.get()
+        return await asyncio.wait_for(self.outcomes.get(), HUNG_S)
 
 
 @asynccontextmanager
@@ -183,8 +182,7 @@ async def test_a_lora_that_is_removed_meanwhile_stays_removed(painter: Painter) 
     gone = await painter.upload(45, limit=0.1)
     painter.may_answer.clear()
     async with serving(painter), watching(painter) as told:
-        async with asyncio.timeout(HUNG_S):
-            await painter.entered.wait()
+        await asyncio.wait_for(painter.entered.wait(), HUNG_S)
         request = RemoveLora(lora_id=gone.lora_id, tenant=gone.tenant, remaining_ms=HUNG_MS)
         await painter.bench.bus.call(subjects.lora("remove"), request, LoraRecord, Deadline.after_ms(HUNG_MS))
         painter.may_answer.set()

@@ -285,8 +285,7 @@ async def test_an_instance_that_leaves_lets_go_of_what_prepost_has_not_answered(
     bench.may_answer.clear()
     async with bench.instance():
         sent = await bench.send(lora(6), tenant())
-        async with asyncio.timeout(HUNG_S):
-            await bench.asked.get()
+        await asyncio.wait_for(bench.asked.get(), HUNG_S)
         assert (await bench.records.get(sent.tenant, sent.lora_id)).worker is not None
     left = await bench.records.get(sent.tenant, sent.lora_id)
     assert (left.state, left.worker) == (LoraState.VALIDATING, None)

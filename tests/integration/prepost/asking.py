@@ -88,8 +88,7 @@ async def serving(
         subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
         async with caller.listen(subject, ServiceState, told):
             tasks.create_task(service.run(caller, stop))
-            async with asyncio.timeout(HUNG_S):
-                await heard.wait()
+            await asyncio.wait_for(heard.wait(), HUNG_S)
         yield stop
         stop.set()
 

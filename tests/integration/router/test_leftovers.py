@@ -146,8 +146,7 @@ async def stack(bench: Bench, nats_account: str, blobs: Blobs) -> AsyncIterator[
 async def left(bench: Bench, blobs: Blobs, job: Job) -> set[str]:
     """What there is beside the blobs of others once the job has ended and the router has cleared up."""
     await bench.ended(job)
-    async with asyncio.timeout(HUNG_S):
-        await blobs.deleted.wait()
+    await asyncio.wait_for(blobs.deleted.wait(), HUNG_S)
     assert blobs.keys >= set(OTHERS)
     return blobs.keys - set(OTHERS)
 

@@ -111,8 +111,7 @@ async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(bench: Benc
         await told(bench, "r2", lambda queue: queue.full and queue.jobs >= count - 40)
         slow.going.set()
         await denoiser(stack, bench, "d2", capacity=32, step_s=0.0)
-        async with asyncio.timeout(HUNG_S):
-            await asyncio.gather(*(bench.done[job.job_id] for job in jobs))
+        await asyncio.wait_for(asyncio.gather(*(bench.done[job.job_id] for job in jobs)), HUNG_S)
         records = [await bench.records.get(job.job_id) for job in jobs]
         # An attempt that a worker was not asked for, since NATS answered too late, has a number and no cause.
         assert {(r.state, len(r.causes)) for r in records} == {(JobState.COMPLETED, 0)}

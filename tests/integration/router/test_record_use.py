@@ -10,12 +10,16 @@ from dataclasses import replace
 
 import pytest
 
+from giornata.bus import bus, streams
 from giornata.deadlines import Deadline
 from giornata.records import Change, JobRecordStore, RecordRevision
-from giornata.wire import codec
+from giornata.wire import codec, subjects
+from giornata.wire.errors import JobNotFound
 from giornata.wire.jobs import Job, JobRecord, JobState
 from giornata.wire.subjects import RECORDS
+from giornata_gateway.jobs.records import JobLedger
 from giornata_router import job_records
+from giornata_router.job_records import accepted
 from tests.contract.versions import LATER, next_version, parts, sown
 from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
@@ -136,3 +140,27 @@ async def test_versions_change_a_record_in_turns(bench: Bench) -> None:
         record = await theirs.get(job.job_id)
         assert record.attempt == turn
         assert {getattr(part, LATER) for _, part in parts(record)} == {mark}
+
+
+# The job records of a gateway that is there before any router.
+
+
+@pytest.mark.world
+async def test_a_gateway_knows_no_job_until_a_router_has_made_the_bucket_or_made_it_again(
+    nats_account: str,
+) -> None:
+    record = accepted(make_job())
+    job_id = record.job.job_id
+    async with bus.connect(nats_account, "g") as connected:
+        jetstream = connected.jetstream
+        records = JobLedger(connected)
+        with pytest.raises(JobNotFound):
+            await records.get(job_id)
+        for _ in range(2):
+            await streams.ensure(jetstream, replicas=1, events_ttl_s=60)
+            await (await JobRecordStore.open(jetstream)).create(record)
+            assert (await records.get(job_id)).job == record.job
+            assert (await records.change(job_id, lambda one: one.model_copy(update={"cancel": True}))).cancel
+            await jetstream.delete_key_value(subjects.RECORDS)
+            with pytest.raises(JobNotFound):
+                await records.change(job_id, lambda one: one)

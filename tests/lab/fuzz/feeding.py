@@ -20,7 +20,7 @@ import schemathesis
 from giornata_gateway.http.resources import MAX_WAIT_MS
 from tests.integration.lora_bench import lora
 from tests.patience import HUNG_S
-from tests.unit.prepost.picture_files import saved
+from tests.unit.prepost.files import saved
 
 GATEWAY: Final = "GIORNATA_FUZZ_GATEWAY"
 """The variable with the gateway's address."""

@@ -19,7 +19,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage, MaskMessage, MaskParameters
 from giornata.wire.requests import EditParameters, GenerationParameters
 from tests.fakes.key_files import keys_of
-from tests.unit.prepost.picture_files import RGB, RGBA, chunk, deep_png, saved
+from tests.unit.prepost.files import RGB, RGBA, chunk, deep_png, saved
 
 CORPORA: Final = Path(__file__).parent / "corpora"
 

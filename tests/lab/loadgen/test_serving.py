@@ -20,8 +20,8 @@ from giornata_lab.cli.bench import BenchPlan, BenchTarget, run
 from giornata_lab.loadgen.driver import ApiDialect
 from giornata_lab.loadgen.traces import OfferedLoad
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
-from tests.fakes.images_server import Asked, at_once, images_server, pictures, refused
 from tests.integration.gateway_fakes import Stage
+from tests.lab.loadgen.images_server import Asked, at_once, images_server, pictures, refused
 
 KEY = "sk-never-shown"
 

@@ -28,7 +28,6 @@ from giornata_tools.launcher import servers
 from giornata_tools.launcher.models import MASKS as MASK_MODEL
 from tests.present import present
 from tests.unit.deploy.overlays import CONFIGS, shared_settings
-from tests.unit.deploy.overlays import compose as composed
 
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -409,11 +408,6 @@ PAGE = (DEPLOY.parent / "docs" / "deploy.md").read_text()
 VARIABLE = "GIORNATA_ENV_FILE"
 
 
-@pytest.fixture(scope="module")
-def services() -> dict[str, Any]:
-    return composed()
-
-
 def block(kind: str) -> str:
     """The first block of a kind in the page's section."""
     section = PAGE.split("\n### Any other variable\n", 1)[1]
@@ -422,13 +416,13 @@ def block(kind: str) -> str:
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "profiler"])
-def test_every_service_is_told_what_the_operators_file_holds(services: dict[str, Any], variant: str) -> None:
-    *own, told = services[variant]["env_file"]
+def test_every_service_is_told_what_the_operators_file_holds(compose: dict[str, Any], variant: str) -> None:
+    *own, told = compose["services"][variant]["env_file"]
     assert told == f"${{{VARIABLE}:-/dev/null}}", "Compose wants a file in any case"
     assert bool(own) == (service_of(variant) == "prepost"), "what the operator says comes last, and wins"
 
 
-def test_the_pages_file_holds_variables_that_reach_a_service(services: dict[str, Any]) -> None:
+def test_the_pages_file_holds_variables_that_reach_a_service(compose: dict[str, Any]) -> None:
     """What `environment` names wins over the file: a line with such a name would do nothing by itself."""
     lines = dict(line.split("=", 1) for line in block("ini").splitlines())
     assert lines.pop(VARIABLE) == ".env", "relative to the folder of compose.yaml, where Compose looks for it"
@@ -438,13 +432,13 @@ def test_the_pages_file_holds_variables_that_reach_a_service(services: dict[str,
         readers = {service for service, kind in CONFIGS.items() if field in kind.model_fields}
         assert readers, name
         for variant in (one for one in VARIANTS if service_of(one) in readers):
-            assert name not in services[variant]["environment"]
+            assert name not in compose["services"][variant]["environment"]
         for service in readers:
             kind = CONFIGS[service]
             kind.__pydantic_validator__.validate_assignment(kind.model_construct(), field, value)
 
 
-def test_the_pages_override_sets_variables_that_its_services_read(services: dict[str, Any]) -> None:
+def test_the_pages_override_sets_variables_that_its_services_read(compose: dict[str, Any]) -> None:
     override = yaml.safe_load(block("yaml"))["services"]
     assert override
     for name, told in override.items():
@@ -453,7 +447,7 @@ def test_the_pages_override_sets_variables_that_its_services_read(services: dict
         for variable, value in told["environment"].items():
             assert variable.removeprefix("GIORNATA_").lower() in CONFIGS[service_of(name)].model_fields
             assert value in folders
-            assert variable not in services[name]["environment"]
+            assert variable not in compose["services"][name]["environment"]
 
 
 def test_variables_of_the_pages_are_read_by_a_service_or_named_by_compose() -> None:
@@ -469,25 +463,24 @@ def test_variables_of_the_pages_are_read_by_a_service_or_named_by_compose() -> N
     assert {name for name in named if name not in head} <= read
 
 
-def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share() -> None:
-    written = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share(compose: dict[str, Any]) -> None:
     for variant in ("denoiser", "denoiser-gpu"):
-        service = written["services"][variant]
+        service = compose["services"][variant]
         folder = service["environment"]["GIORNATA_DEVICE_CLAIMS"]
         config = DenoiserConfig.model_validate({"model": "m", "device_claims": folder})
         assert config.gpus_wanted == 1
         assert f"devices:{folder}" in service["volumes"]
-    assert written["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
+    assert compose["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
         "NFS would lock for other hosts, too"
     )
     for variant in SECOND:
-        assert "GIORNATA_DEVICE_CLAIMS" not in written["services"][variant]["environment"], (
+        assert "GIORNATA_DEVICE_CLAIMS" not in compose["services"][variant]["environment"], (
             "it shares SECOND_GPU with its prepost, and with whoever is there"
         )
 
 
-def test_services_on_gpus_state_what_they_need_where_all_see_it() -> None:
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+def test_services_on_gpus_state_what_they_need_where_all_see_it(compose: dict[str, Any]) -> None:
+    services = compose["services"]
     computing = [name for name in services if name.startswith(("denoiser", "prepost", "controlnet"))]
     on_gpus = [name for name in computing if name.endswith("-gpu")]
     assert len(on_gpus) == 5
@@ -497,10 +490,11 @@ def test_services_on_gpus_state_what_they_need_where_all_see_it() -> None:
         assert folder is None or f"devices:{folder}" in services[name]["volumes"]
 
 
-def test_what_triton_compiles_on_gpus_outlives_the_container_and_is_its_users() -> None:
-    written = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+def test_what_triton_compiles_on_gpus_outlives_the_container_and_is_its_users(
+    compose: dict[str, Any],
+) -> None:
     for name in ("denoiser-gpu", "denoiser-second-gpu", "controlnet-gpu"):
-        folder = written["services"][name]["environment"]["TRITON_CACHE_DIR"]
-        [volume] = [mount for mount in written["services"][name]["volumes"] if mount.endswith(f":{folder}")]
-        assert volume.partition(":")[0] in written["volumes"]
+        folder = compose["services"][name]["environment"]["TRITON_CACHE_DIR"]
+        [volume] = [mount for mount in compose["services"][name]["volumes"] if mount.endswith(f":{folder}")]
+        assert volume.partition(":")[0] in compose["volumes"]
         assert f" {folder} " in (DEPLOY / "Dockerfile").read_text(), "the image's folder owns the volume"

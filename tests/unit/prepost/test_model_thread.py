@@ -42,8 +42,7 @@ class Held:
         self.task = asyncio.create_task(thread.timed(CallPriority.BEGIN, self._hold))
 
     async def begun(self) -> None:
-        async with asyncio.timeout(HUNG_S):
-            await self._begun.wait()
+        await asyncio.wait_for(self._begun.wait(), HUNG_S)
 
     def let_go(self) -> None:
         self._gate.set()

@@ -24,12 +24,15 @@ from giornata.wire.errors import (
 from giornata.wire.requests import OutputFormat
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
 from tests.examples import examples
-from tests.unit.prepost.oriented_files import JPEG, ORIENTED, PNG, after_header
-from tests.unit.prepost.picture_files import (
+from tests.unit.prepost.files import (
     ALPHA,
+    JPEG,
     LIMIT,
+    ORIENTED,
+    PNG,
     RGB,
     RGBA,
+    after_header,
     chunk,
     deep_png,
     pixels,

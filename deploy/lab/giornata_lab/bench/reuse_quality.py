@@ -282,7 +282,8 @@ def main() -> None:
         comparison = Comparison(model, request, other.prompt, off=off)
         for _, way, edits in table:
             edits.append(way(comparison))
-        print(request.name, [round(edits[-1]["SSIM box"], 3) for *_, edits in table], flush=True)
+        latest = [(round(edits[-1]["SSIM box"], 3), round(edits[-1]["own ms"])) for *_, edits in table]
+        print(request.name, request.seed, latest, flush=True)
     rows = [{**name, **_summary(edits)} for name, _, edits in table]
     write("reuse_quality", rows, workload=workload)
 

@@ -32,7 +32,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
-from tests.integration.denoiser.test_service_controls import CPU, fitting
+from tests.integration.denoiser.test_service_adapters import CPU, fitting
 from tests.integration.test_composition import TOKEN, ControlInstance
 from tests.patience import HUNG_S
 from tests.present import present

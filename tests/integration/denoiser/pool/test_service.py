@@ -24,7 +24,7 @@ from giornata_denoiser.config import DenoiserConfig
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker, taken
 from tests.integration.denoiser.pool.bench import TOLERANCE, Model
 from tests.integration.denoiser.test_remote_controls import instance
-from tests.integration.denoiser.test_service_controls import loaded, under
+from tests.integration.denoiser.test_service_adapters import controlled, loaded
 from tests.present import present
 
 
@@ -117,11 +117,11 @@ async def test_a_pool_asks_the_service_for_a_controlnet_that_none_of_its_devices
 ) -> None:
     use = ControlUse(model="edges", digest=loaded(bench, tmp_path).card.digest, scale=0.8)
     async with bench.worker() as one:
-        here = await bench.computed(one, await under(bench, await bench.job(one), use))
+        here = await bench.computed(one, await controlled(bench, await bench.job(one), use))
     while not bench.states.empty():
         bench.states.get_nowait()
     bench.checkpoint = replace(bench.checkpoint, controlnets={})
     async with instance(bench, tmp_path, "c1") as gate, pooled(bench, model) as pool:
-        there = await bench.computed(pool, await under(bench, await bench.job(pool), use))
+        there = await bench.computed(pool, await controlled(bench, await bench.job(pool), use))
         assert gate.forwards
     torch.testing.assert_close(there, here, atol=TOLERANCE, rtol=0)

@@ -27,7 +27,7 @@ from tests.contract.messages import INSPECTION
 from tests.fakes import tiny_driven
 from tests.fakes.fleet import CARD
 from tests.unit.denoiser.engine.test_masked import OF
-from tests.unit.prepost.test_references import KLEIN
+from tests.unit.prepost.test_conditions import KLEIN
 
 GRIDS = st.tuples(st.integers(1, 6), st.integers(1, 6))
 

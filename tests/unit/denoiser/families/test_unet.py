@@ -5,22 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from diffusers import DDIMScheduler
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
+from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of
-from giornata_denoiser.families.unet.structure import TEXT_TOKENS
+from giornata_denoiser.families.unet.structure import (
+    TEXT_TOKENS,
+    ConvolutionGeometry,
+    Tiling,
+    border_cells,
+    cut,
+)
 from giornata_lab.bench.compute import tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture, drawn
-from tests.precision import float32_bound
+
+MARGIN: Final = 4.0
+"""Two correct float32 computations may group their sums differently; their largest errors differ by less."""
+
+
+def float32_bound(reference: Tensor, exact: Tensor) -> float:
+    """Largest error to accept of a float32 result: `MARGIN` times that of a float32 reference.
+
+    Args:
+        reference: the reference's result, computed in float32.
+        exact: the same in float64; any shape, equal to that of `reference`.
+    """
+    assert (reference.dtype, exact.dtype) == (torch.float32, torch.float64)
+    rounding = torch.finfo(torch.float32).eps * exact.abs().max()  # the reference may be lucky
+    return MARGIN * float(torch.maximum((reference.double() - exact).abs().max(), rounding))
+
 
 DOUBLE = torch.float64
 EXACT = 1e-9
@@ -210,3 +237,156 @@ def test_blocks_are_taken_together_or_not_at_all() -> None:
             [L_SHAPE],
             [BlockInputs(CachedTokens((BlockMode.FULL, *(BlockMode.KV,) * (len(modes) - 1)), source))],
         )
+
+
+# Windows of tiles against slices of a padded map.
+
+
+GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
+CPU = torch.device("cpu")
+READINGS = (
+    *(ConvolutionGeometry(side) for side in (8, 4, 2, 1)),
+    *(ConvolutionGeometry(side, 2) for side in (8, 4, 2)),
+    *(ConvolutionGeometry(side, doubled=True) for side in (8, 4, 2)),
+)
+
+
+@given(st.lists(GRIDS, min_size=1, max_size=3), st.sampled_from([1, 2, 4, 8]), st.data())
+def test_windows_are_those_of_padded_maps(
+    grids: list[tuple[int, int]], side: int, data: st.DataObject
+) -> None:
+    stride = data.draw(st.sampled_from([1, 2] if side > 1 else [1]))
+    reading = ConvolutionGeometry(side, stride, side > 1 and stride == 1 and data.draw(st.booleans()))
+    regions = [
+        make_region(
+            torch.tensor(data.draw(st.lists(st.booleans(), min_size=h * w, max_size=h * w))).view(h, w)
+        )
+        for h, w in grids
+    ]
+    tiling = Tiling(tuple(grids), tuple(regions), CPU)
+    windows = tiling.windows(reading)
+    # Every cell has a value of its own; 0 is what lies beyond a picture.
+    maps, first = [], 1
+    for height, width in grids:
+        count = height * width * side * side
+        cells = torch.arange(first, first + count).view(height * side, width * side)
+        if reading.doubled:  # 2x2 cells have one value
+            cells = cells[::2, ::2].repeat_interleave(2, 0).repeat_interleave(2, 1)
+        maps.append(cells)
+        first += count
+    own, around, wanted = [], [], []
+    size = windows.index.shape[1]
+    for each, grid, where, ring in zip(maps, grids, regions, windows.rings, strict=True):
+        tiles = cut(each[None, :, :, None], grid)[0].flatten(1)
+        padded = F.pad(each, (1, 1, 1, 1))
+        computed = range(len(tiles)) if where is None else where.computed.tolist()
+        own.append(tiles[list(computed)].flatten())
+        if where is not None:
+            assert ring is not None
+            around.append(tiles[where.outside][:, border_cells(reading, CPU)].flatten()[ring])
+        for tile in computed:
+            y, x = (side * at for at in divmod(tile, grid[1]))
+            wanted.append(padded[y : y + size, x : x + size])
+    cells = torch.cat((*own, *around, torch.zeros(1, dtype=torch.int64)))
+    assert torch.equal(cells[windows.index], torch.stack(wanted))
+    outputs = F.unfold(torch.stack(wanted)[:, None].double(), 3, stride=stride).transpose(1, 2)
+    assert torch.equal(cells[tiling.neighbours(reading)].view(-1, 9), outputs.reshape(-1, 9).long())
+
+
+def test_a_ring_holds_no_cell_twice_and_none_that_is_not_read() -> None:
+    """One tile in the middle of nine reads one cell of each corner's tile, and a line of the other four."""
+    cells = torch.zeros(3, 3, dtype=torch.bool)
+    cells[1, 1] = True
+    where = make_region(cells)
+    (ring,) = Tiling(((3, 3),), (where,), CPU).windows(ConvolutionGeometry(4)).rings
+    assert ring is not None
+    assert len(ring) == len(torch.unique(ring)) == 4 * 4 + 4
+
+
+@given(GRIDS, st.integers(1, 4), st.integers(1, 3))
+def test_maps_are_parted_into_the_tiles_that_they_were_joined_of(
+    grid: tuple[int, int], side: int, channels: int
+) -> None:
+    tiles = torch.arange(2 * grid[0] * grid[1] * channels * side * side).view(2, -1, channels, side, side)
+    maps = tiles_to_maps(tiles, grid)
+    assert maps.shape == (2, channels, grid[0] * side, grid[1] * side)
+    assert torch.equal(maps[1, 0, :side, :side], tiles[1, 0, 0])
+    assert torch.equal(maps_to_tiles(maps, grid), tiles)
+    by_cell = cut(maps.permute(0, 2, 3, 1), grid)
+    assert torch.equal(by_cell, tiles.permute(0, 1, 3, 4, 2))
+
+
+def test_as_few_cells_are_kept_as_are_read() -> None:
+    """All at a tile's border; behind a stride of 2 the last row and column; of doubled cells one of each four."""
+    kept = {reading: len(border_cells(reading, CPU)) for reading in READINGS}
+    assert list(kept.values()) == [28, 12, 4, 1, 15, 7, 3, 12, 4, 1]
+
+
+# UNet checkpoints: which are served, as what, and what their rows carry.
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"in_channels": 5}, "5 input channels; served are"),
+        ({"time_cond_proj_dim": 8}, "time_cond_proj_dim 8; served is None"),
+        ({"resnet_time_scale_shift": "scale_shift"}, "resnet_time_scale_shift"),
+        ({"class_embed_type": "timestep"}, "class_embed_type"),
+    ],
+)
+def test_unets_of_other_kinds_are_refused(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        tiny_unet.network("sd", **config)
+
+
+def test_a_unet_with_more_levels_than_its_tiles_have_is_refused() -> None:
+    config: dict[str, Any] = {
+        "block_out_channels": (8, 8, 8, 8),
+        "down_block_types": ("DownBlock2D",) * 4,
+        "up_block_types": ("UpBlock2D",) * 4,
+        "transformer_layers_per_block": 1,
+        "attention_head_dim": 1,
+    }
+    with pytest.raises(ValueError, match="tiles of 4 latent pixels are too small for 4 levels"):
+        tiny_unet.network("xl", **config)
+
+
+def test_smaller_unets_are_served_over_the_same_tiles() -> None:
+    """As distilled ones are: fewer levels, and nothing in the middle."""
+    config: dict[str, Any] = {
+        "block_out_channels": (16, 32),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "mid_block_type": None,
+        "dtype": DOUBLE,
+    }
+    model, of = tiny_unet.unet("sd", **config), tiny_unet.network("sd", **config)
+    row = pictures(of)[0]
+    whole = tiny_unet.alone(model, of, row)
+    (out,) = predicted(of, [row], [L_SHAPE], [taking(of, recorded(of, [row])[0], L_SHAPE)])
+    torch.testing.assert_close(out, whole[L_SHAPE.computed], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
+def test_a_checkpoint_is_loaded_as_the_network_that_it_holds(shape: str, fill: bool, tmp_path: Path) -> None:
+    model = tiny_unet.unet(shape, fill=fill)
+    model.save_pretrained(tmp_path / "unet")
+    scheduler: Any = DDIMScheduler
+    scheduler(clip_sample=False).save_pretrained(tmp_path / "scheduler")
+    of: Any = UnetInpaint.load(tmp_path, torch.float32, torch.device("cpu")).network
+    assert (of.blends, of.side) == (not fill, 4 if shape == "xl" else 8)
+    row = pictures(of)[0]
+    (out,) = predicted(of, [row], [None])
+    torch.testing.assert_close(out, tiny_unet.alone(model, of, row), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_an_empty_mask_shows_the_picture(fill: bool) -> None:
+    _, of = pair("xl", fill)
+    conditioning = dict(pictures(of)[0].conditioning)
+    empty = of.unmasked(conditioning)
+    assert empty.keys() == conditioning.keys()
+    assert not empty["mask"].any()
+    if fill:
+        assert torch.equal(empty["masked_image_latents"], conditioning["image_latents"])
+    assert of.blends is not fill

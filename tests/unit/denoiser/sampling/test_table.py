@@ -35,8 +35,7 @@ from giornata_denoiser.families.sampling import (
 )
 from giornata_denoiser.rows.row import NOISE, SamplerTable
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER
-from tests.unit.denoiser.sampling.sampled import Sampled, stepped
-from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
+from tests.unit.denoiser.sampling.sampled import CASES, SD, Case, Reference, Sampled, stepped
 
 # A table samples as the scheduler that it was made of, alone and among others.
 

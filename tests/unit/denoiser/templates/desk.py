@@ -1,4 +1,4 @@
-"""Lookup and runs over fakes, and edits of one picture."""
+"""Lookup and runs over fakes, edits of one picture, and recordings of random values."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding
 from giornata.wire.messages import RemoveTemplate, RunRequest
 from giornata.wire.requests import EditParameters, Reuse
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import CachedBlock, Entry, store
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates.runs import (
     PendingRegistration,
     TemplateLookup,
@@ -192,3 +193,47 @@ async def desk(folder: Path | None = None, **options: Any) -> AsyncIterator[Desk
             await made.fill()
             yield made
             made.runs.close()
+
+
+# Recordings of random values, and whether two are equal.
+
+
+def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> CachedTemplate:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random() -> torch.Tensor:
+        return torch.randn(tokens, 8, generator=generator).bfloat16()
+
+    entries = tuple(
+        Entry(
+            level,
+            (
+                CachedBlock(key=store(random(), bits), value=store(random(), bits)),
+                CachedBlock(hidden=store(random(), bits)),
+                CachedBlock(border=store(random(), bits)),
+                CachedBlock(moments=store(random().float(), EXACT)),
+                CachedBlock(),
+            ),
+        )
+        for level in (1.0, 0.51234567891)
+    )
+    return CachedTemplate(name, (2, tokens // 2), entries)
+
+
+def same(one: CachedTemplate, other: CachedTemplate) -> bool:
+    return told(one) == told(other) and all(map(torch.equal, tensors_of(one), tensors_of(other)))
+
+
+def told(of: CachedTemplate) -> object:
+    """All but the values: names, levels, and which part of which block has which tensors."""
+    parts = [vars(block) for entry in of.entries for block in entry.blocks]
+    kinds = [
+        {name: part and [each.dtype for each in part.tensors] for name, part in each.items()}
+        for each in parts
+    ]
+    return of.id, of.grid, [entry.level for entry in of.entries], kinds
+
+
+def tensors_of(of: CachedTemplate) -> list[torch.Tensor]:
+    parts = (part for entry in of.entries for block in entry.blocks for part in block.parts)
+    return [tensor for part in parts for tensor in part.tensors]

@@ -25,8 +25,7 @@ from tests.patience import HUNG_S
 from tests.present import present
 from tests.unit.denoiser.engine.edits import edit, where
 from tests.unit.denoiser.engine.test_masked import OF
-from tests.unit.denoiser.templates.desk import Desk, desk
-from tests.unit.denoiser.templates.recordings import template
+from tests.unit.denoiser.templates.desk import Desk, desk, template
 
 # First templates: what edits leave is kept while it is expected, whole and finite, within a budget, for its
 # tenant.
@@ -128,8 +127,7 @@ async def ended(made: Desk, how: TemplateReuse, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(made.store.first, "keep", told)
     made.lookup.learn([done(present(how.leaves).name)])
-    async with asyncio.timeout(HUNG_S):
-        await kept.wait()
+    await asyncio.wait_for(kept.wait(), HUNG_S)
 
 
 async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
@@ -155,8 +153,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
 
         monkeypatch.setattr(made.store, "put", told)
         made.finish(await made.submitted(1))
-        async with asyncio.timeout(HUNG_S):
-            await recorded.wait()
+        await asyncio.wait_for(recorded.wait(), HUNG_S)
         found = present((await made.ask(request)).recording)
         assert found.edited is None
         assert made.store.first.size_bytes == 0

@@ -18,7 +18,7 @@ from giornata_denoiser.templates import store as template_store
 from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.store import TemplateStore
 from tests.present import present
-from tests.unit.denoiser.templates.recordings import same, template
+from tests.unit.denoiser.templates.desk import same, template
 
 # The store of recordings: two tiers, each within its budget.
 

@@ -1,4 +1,4 @@
-"""Rows under LoRAs that a denoiser gets from the store, also while they run."""
+"""Rows under LoRAs that a denoiser gets from the store, also while they run, and under ControlNets that it has."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import cast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from giornata import lora_files
+from giornata import lora_files, tensors
 from giornata.bus.bus import Endpoint, UnansweredError
+from giornata.control.networks import ControlNet
 from giornata.wire import subjects
-from giornata.wire.adapters import LoraUse
+from giornata.wire.adapters import ControlUse, LoraUse, control_name
 from giornata.wire.errors import LoraNotFound
-from giornata.wire.jobs import RowRecord
+from giornata.wire.jobs import JobState, RowRecord
 from giornata.wire.loras import FileChunk, ReadFile
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, StepSample, Tier
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.controls import sessions
+from giornata_denoiser.controls.residuals import ControlNetTarget, control_target, open_controls
+from tests.fakes.tiny_flux_control import beside
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
+from tests.patience import HUNG_S
 from tests.present import present
 
 # The denoiser's rows under LoRAs that the LoRA store has: fetched, waited for, applied, refused.
@@ -262,3 +270,78 @@ async def test_a_row_that_waits_at_its_bound_goes_on_elsewhere(bench: Bench) -> 
             await bench.report()
         assert (await row_of(bench, request)).loras_from == BOUND
         torch.testing.assert_close(await bench.latents(request), await bench.latents(stayed))
+
+
+# Rows under ControlNets that a denoiser has loaded, asked for over NATS.
+
+
+CPU = torch.device("cpu")
+
+
+def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
+    """A random ControlNet for the checkpoint."""
+    config = checkpoint.family.network.transformer.config  # type: ignore[attr-defined]  # of the tiny checkpoint
+    return beside(config, **options)
+
+
+def of(checkpoint: Checkpoint) -> ControlNetTarget | None:
+    return control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
+
+
+def loaded(bench: Bench, folder: Path) -> ControlNet:
+    if not (folder / "edges").exists():
+        fitting(bench.checkpoint).save_pretrained(folder / "edges")
+    nets = open_controls(f"edges={folder / 'edges'}", of(bench.checkpoint), dtype=torch.float32, device=CPU)
+    bench.checkpoint = replace(bench.checkpoint, controlnets=nets)
+    (found,) = nets.values()
+    return found
+
+
+async def controlled(bench: Bench, request: RunRequest, *uses: ControlUse) -> RunRequest:
+    """`request` with ControlNets, and a control image for each."""
+    draw = torch.Generator().manual_seed(5)
+    images = {control_name(nth): torch.randn(12, 64, generator=draw) for nth in range(len(uses))}
+    ref = await bench.blobs.put(f"{request.job.job_id}/controls", tensors.pack(images), HUNG_S)
+    return request.model_copy(
+        update={
+            "job": request.job.model_copy(update={"controls": uses}),
+            "encoding": request.encoding.model_copy(update={"controls": (ref,)}),
+        }
+    )
+
+
+async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path) -> None:
+    made = loaded(bench, tmp_path)
+    use = ControlUse(model="edges", digest=made.card.digest, scale=0.8)
+    async with bench.worker() as worker:
+        plain = await bench.computed(worker, await bench.job(worker))
+        pictures = [
+            await bench.computed(worker, await controlled(bench, await bench.job(worker), one))
+            for one in (use, use, use.model_copy(update={"scale": 0.0}))
+        ]
+        async with asyncio.timeout(WAIT_S):
+            while not (state := await bench.states.get()).controlnets:
+                pass
+    assert (pictures[0] - plain).abs().max() > 1e-2
+    torch.testing.assert_close(pictures[0], pictures[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(pictures[2], plain, atol=1e-5, rtol=0)
+    assert [(card.name, card.digest) for card in state.controlnets] == [("edges", made.card.digest)]
+    (told,) = state.controlnets
+    assert told.work == made.card.work
+    assert told.work is not None
+
+
+async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "TOLD_S", 0.0)
+    async with bench.worker() as worker:
+        request = await controlled(bench, await bench.job(worker), ControlUse(model="edges", digest="e" * 64))
+        await bench.run(worker, request)
+        told = await bench.report()
+        record = await bench.records.get(request.job.job_id)
+    assert record.state is JobState.RUNNING, "the router ends it"
+    (row,) = record.rows
+    error = row.error or told.error  # type: ignore[attr-defined]  # either tells
+    assert error is not None
+    assert error.code == "controlnet_not_found"
