@@ -195,13 +195,14 @@ class ScaleRequest:
     speed: float
     device_mb: float
     workers: int = 64
+    warm_s: float = WARMUP_S
     lines: tuple[TraceLine, ...] = ()
     """Lines of the trace; empty: ROCK's testbed."""
 
     @property
     def warmup_s(self) -> float:
         """Jobs that arrive in it are left out."""
-        return 0.0 if self.lines else WARMUP_S
+        return 0.0 if self.lines else self.warm_s
 
     def room(self) -> AdapterRoom:
         """The cluster."""
@@ -258,7 +259,9 @@ def rows_of(setting: str, base: str, found: Mapping[str, Sequence[ScaleFigures]]
 
 def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
     """Return what the flags ask for, by name."""
-    usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0, options.workers)
+    usual = ScaleRequest(
+        options.rate, options.seconds, options.speed, 512.0, options.workers, warm_s=options.warm_up
+    )
     settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
     if options.gentd26:
         settings[TRACE] = replace(usual, lines=tuple(read_trace(Path(options.gentd26))))
@@ -271,6 +274,7 @@ def main() -> None:
         __doc__,
         [
             option("--seconds", type=float, default=2400.0, help="virtual, of each run, its warm-up within"),
+            option("--warm-up", type=float, default=WARMUP_S, help="seconds in which jobs are left out"),
             option("--seeds", type=int, default=4, help="runs of each kind, with jobs of their own"),
             option(
                 "--workers", type=int, default=64, help="devices, each of which computes one job at a time"
@@ -302,7 +306,7 @@ def main() -> None:
             "workers": options.workers,
             "rate": options.rate,
             "seconds": options.seconds,
-            "warm-up": WARMUP_S,
+            "warm-up": options.warm_up,
             "seeds": list(range(options.seeds)),
             "found ready": "share of jobs with adapters whose rows did not wait for them once they had a worker",
         },
