@@ -6,6 +6,7 @@ Each fault by itself is tested where its service is; here are those that need al
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +31,6 @@ STEPS = 20
 STEP_S = 0.05
 LONG_S = 1.5
 """That a step waits while faults come, so that all of them fall into the middle of the job."""
-TRACE = "11112222333344445555666677778888"
 
 
 @pytest.fixture
@@ -81,14 +81,15 @@ def attempts(spans: Sequence[CollectedSpan]) -> list[CollectedSpan]:
 async def test_a_job_outlives_every_process_that_works_for_it(
     stack: LiveStack, collector: Collector, pace: Path
 ) -> None:
-    traced = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    trace = secrets.token_hex(16)
+    traced = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     async with aiohttp.ClientSession(stack.url, headers=traced) as http:
         with slowly(pace, LONG_S):
             job = await submit(http, slow_form(1, reuse="off"))
             await until_step(http, job, 1)
             lost = await busy_denoiser(stack, job)
             await stack.kill(lost)
-            told = await asyncio.to_thread(collector.until, TRACE, lambda spans: bool(attempts(spans)))
+            told = await asyncio.to_thread(collector.until, trace, lambda spans: bool(attempts(spans)))
             await until_step(http, job, 1)
             await stack.kill(await active_router(stack))
             for server in (NATS, VALKEY):

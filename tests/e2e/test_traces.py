@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ def only(spans: Sequence[CollectedSpan], name: str) -> CollectedSpan:
 async def test_an_edit_over_http_is_one_trace_from_the_door_to_every_step(
     shipped: LiveStack, collector: Collector
 ) -> None:
-    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    trace, caller = secrets.token_hex(16), secrets.token_hex(8)
     headers = {"traceparent": f"00-{trace}-{caller}-01", "Authorization": f"Bearer {ALICE}"}
     form = edit_form(prompt=PROMPT, num_inference_steps=STEPS, user="walrus-user")
     async with (
@@ -92,7 +93,7 @@ async def test_an_edit_over_http_is_one_trace_from_the_door_to_every_step(
 async def test_an_edit_over_nats_goes_on_with_its_callers_trace(
     shipped: LiveStack, collector: Collector
 ) -> None:
-    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    trace, caller = secrets.token_hex(16), secrets.token_hex(8)
     async with giornata.client.connect(shipped.nats_url, api_key=ALICE) as client:
         edit = await client.edit(
             prompt=PROMPT,

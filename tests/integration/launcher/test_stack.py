@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,9 +26,9 @@ from giornata_lab.rehearsals.chaos.faults import wait_whole
 from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import NATS, VALKEY
-from giornata_tools.launcher.warden import signal_group
+from giornata_tools.launcher.process import LaunchCommand, LaunchError, StackProcess
+from giornata_tools.launcher.servers import NATS, VALKEY, NatsServer, nats_command
+from giornata_tools.launcher.warden import OrphanReaper, signal_group
 from tests import forked_programs
 from tests.e2e.live import kill_server
 from tests.patience import HUNG_S
@@ -237,3 +238,43 @@ async def test_nothing_outlives_the_launcher(
     if status == 130:
         logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("lora-store-*.log"))
         assert "drained" in logs
+
+
+# Logs on a full disk: the launcher goes on, and so does what it runs.
+
+
+TALKS = "import sys; print('up', flush=True); sys.stdin.read(); [print('x' * 4096, flush=True) for _ in range(64)]"
+
+
+@pytest.mark.parametrize("announcement", [re.compile("up"), None], ids=["copied", "its own"])
+async def test_a_log_that_cannot_be_written_ends_neither_the_process_nor_who_keeps_it(
+    tmp_path: Path, announcement: re.Pattern[str] | None
+) -> None:
+    (tmp_path / "talks.log").symlink_to("/dev/full")
+    body = TALKS if announcement else f"import sys; sys.stdout = sys.stderr = open('/dev/null', 'w'); {TALKS}"
+    command = LaunchCommand("talks", (sys.executable, "-c", body), dict(os.environ), announcement)
+    with OrphanReaper() as warden:
+        process = await StackProcess.start(command, tmp_path, warden)
+        await asyncio.wait_for(process.attend(), HUNG_S)
+        if announcement:
+            assert (await process.announced(HUNG_S)).group() == "up"
+    assert process.status == 0
+
+
+async def test_a_log_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
+    command = LaunchCommand("talks", (sys.executable, "-c", TALKS), dict(os.environ), re.compile("up"))
+    with OrphanReaper() as warden:
+        process = await StackProcess.start(command, tmp_path / "missing", warden)
+        await asyncio.wait_for(process.attend(), HUNG_S)
+        assert (await process.announced(HUNG_S)).group() == "up"
+        assert process.obituary().endswith("(empty)")
+    assert process.status == 0
+
+
+def test_a_server_that_is_started_again_needs_no_room_for_its_configuration(tmp_path: Path) -> None:
+    server = NatsServer("nats-server", tmp_path / "nats", tmp_path / "users", port=4222)
+    first = nats_command(server, {})
+    (tmp_path / "nats" / "nats.conf").chmod(0o400)
+    before = (tmp_path / "nats" / "nats.conf").stat().st_mtime_ns
+    assert nats_command(server, {}) == first
+    assert (tmp_path / "nats" / "nats.conf").stat().st_mtime_ns == before

@@ -111,10 +111,10 @@ def test_one_worker_with_one_place_is_as_good_as_the_ideal_of_its_order() -> Non
     assert made.bound(jobs).in_order(warmup_s=20) == made.bound(jobs).in_order()[-len(late) :]
 
 
-def test_in_a_burst_the_tail_is_no_longer_than_where_rows_are_counted_and_the_mean_is_less() -> None:
-    """Fails where larger jobs are deferred by five times their work."""
-    burst = scenario(workload=ONE_PICTURE, arriving=ArrivalSetting(60.0, 0.0))
-    drawn = [burst.jobs(1.4, seed) for seed in range(1, 5)]
+def test_in_a_burst_tail_and_mean_are_less_than_where_rows_are_counted() -> None:
+    """Fails where larger jobs are deferred by five times their work, and where a fleet fills up as one worker does."""
+    burst = scenario(machines=(h800_flux(),) * 6, workload=ONE_PICTURE, arriving=ArrivalSetting(30.0, 0.0))
+    drawn = [burst.jobs(4.2, seed) for seed in (1, 2)]
 
     def figures(policy: SimPolicy) -> tuple[float, float]:
         found = [burst.run(jobs, RunOptions.of(policy)).latencies() for jobs in drawn]
@@ -122,5 +122,5 @@ def test_in_a_burst_the_tail_is_no_longer_than_where_rows_are_counted_and_the_me
 
     tail_s, mean_s = figures(SimPolicy.FINISH_TIME)
     baseline_tail_s, baseline_mean_s = figures(SimPolicy.REQUEST_LEVEL)
-    assert tail_s < 0.99 * baseline_tail_s
-    assert mean_s < 0.9 * baseline_mean_s
+    assert tail_s < 0.95 * baseline_tail_s
+    assert mean_s < 0.8 * baseline_mean_s

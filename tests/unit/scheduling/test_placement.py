@@ -359,7 +359,7 @@ def test_the_more_rows_wait_the_less_is_given_up_for_those_that_run(
     assert slack_while(workers, workers) == pytest.approx(slack_while(0, workers) / 2)
     here = WorkerLoad(8, 20.0, (RowLoad(steps=30, step_ms=45.0),))
     assert LEAST <= here.worth(slack) <= here.worth(less) <= here.places
-    assert here.worth(slack_while(10 * workers, workers)) == here.places, (
+    assert here.worth(slack_while(40 * workers, workers)) == here.places, (
         "nobody waits beside a free place for long"
     )
 
