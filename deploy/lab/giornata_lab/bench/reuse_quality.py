@@ -54,7 +54,7 @@ KEPT_FOR: Final = DenoiserConfig.renew_steps
 ANYWHERE: Final = 1.0
 """Tolerance of noise levels."""
 TEACACHE: Final = (0.03, 0.1, 0.25)
-"""The last is the least that is published for Flux; on the model that ships it computes 3 steps of 20."""
+"""SD.Next's port names the last one for Flux; on the model that ships it computes 3 steps of 20."""
 FISEDIT: Final = (0.1, 0.3)
 """Shares of the largest difference."""
 FIRST_STEPS: Final = 4
