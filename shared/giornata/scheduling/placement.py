@@ -92,9 +92,9 @@ NEARLY: Final = 1.25
 def slack_while(behind: int, workers: int, most: float = SLACK) -> float:
     """The slack of `workers` while so many rows wait behind the first: it delays all of them, and those to come.
 
-    One worker is full by chance; where all of many are, more rows will come, and it is half as much.
+    One worker is full by chance; where all of several are, more rows will come, and it is half as much.
     """
-    return most * (1 + 1 / workers) / (2 + 2 * (behind / workers) ** 3)
+    return most / (1 + behind**3) if workers == 1 else most / (2 + 2 * (behind + 1) / workers)
 
 
 class ModelSlack:
