@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,10 +92,9 @@ NEARLY: Final = 1.25
 def slack_while(behind: int, workers: int, most: float = SLACK) -> float:
     """The slack of `workers` while so many rows wait behind the first: it delays all of them, and those to come.
 
-    One worker is full by chance; where all of many are, more rows will come: it is half as much, and less from the
-    first row on, since a burst delays all that come after it.
+    One worker is full by chance; where all of several are, more rows will come, and it is half as much.
     """
-    return most * (1 + 1 / workers) / (2 + 2 * math.pow(behind / workers, 1 + 2 / workers))
+    return most / (1 + behind**3) if workers == 1 else most / (2 + 2 * (behind + 1) / workers)
 
 
 class ModelSlack:

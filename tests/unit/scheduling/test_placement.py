@@ -335,7 +335,7 @@ def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     slacks.count([one, other], 10)
     assert slacks.heed({one: 21, other: 1}) == {one, other}
     of_one, of_other = slack_while(20, 20, 0.1), slack_while(0, 10, 0.1)
-    assert of_one == pytest.approx(0.02625)
+    assert of_one == pytest.approx(0.05 / 2.05)
     found = [slacks.of(models) for models in ([one], [other], [other, one], [])]
     assert found == [of_one, of_other, of_one, 0.1]
     assert slacks.heed({one: 21, other: 80}) == {other}
@@ -356,10 +356,9 @@ def test_the_more_rows_wait_the_less_is_given_up_for_those_that_run(
 ) -> None:
     slack, less = slack_while(behind, workers), slack_while(behind + more, workers)
     assert 0 < less <= slack <= slack_while(0, workers) <= slack_while(0, 1) == SLACK
-    assert slack_while(workers, workers) == pytest.approx(slack_while(0, workers) / 2)
     here = WorkerLoad(8, 20.0, (RowLoad(steps=30, step_ms=45.0),))
     assert LEAST <= here.worth(slack) <= here.worth(less) <= here.places
-    assert here.worth(slack_while(40 * workers, workers)) == here.places, (
+    assert here.worth(slack_while(100 * workers, workers)) == here.places, (
         "nobody waits beside a free place for long"
     )
 
