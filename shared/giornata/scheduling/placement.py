@@ -89,12 +89,12 @@ NEARLY: Final = 1.25
 """A slack that is off by less than this factor is left as it is."""
 
 
-def slack_while(behind: int, workers: int, most: float = SLACK) -> float:
-    """The slack of `workers` while so many rows wait behind the first: it delays all of them, and those to come.
+def slack_while(waiting: int, workers: int, most: float = SLACK) -> float:
+    """The slack of `workers` while so many rows wait: it delays all behind the first, and those to come.
 
     One worker is full by chance; where all of several are, more rows will come, and it is half as much.
     """
-    return most / (1 + behind**3) if workers == 1 else most / (2 + 2 * (behind + 1) / workers)
+    return most / (1 + max(0, waiting - 1) ** 3) if workers == 1 else most / (2 + 2 * waiting / workers)
 
 
 class ModelSlack:
@@ -114,8 +114,7 @@ class ModelSlack:
         """Take in how many rows of each model wait; the models whose slack has changed."""
         changed = set()
         for model in {*waiting, *self._now}:
-            behind, workers = max(0, waiting.get(model, 0) - 1), max(1, self._workers[model])
-            slack = slack_while(behind, workers, self._most)
+            slack = slack_while(waiting.get(model, 0), max(1, self._workers[model]), self._most)
             before = self._now.get(model, self._most)
             if not before / NEARLY <= slack <= before * NEARLY:
                 self._now[model] = slack

@@ -31,5 +31,5 @@ def test_at_light_load_rows_do_not_join_where_that_would_slow_others_by_more_tha
 
 def test_where_many_wait_rows_join(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ratios(1.0)[OURS] < WITHIN
-    monkeypatch.setattr(placement, "slack_while", lambda _behind, _workers, most: most)
+    monkeypatch.setattr(placement, "slack_while", lambda _waiting, _workers, most: most)
     assert ratios(1.0)[OURS] > WITHIN, "the test sees it where they do not"

@@ -259,6 +259,9 @@ async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_
         (assignment,) = await acquired(dispatch, job, demand, fetching=told)
         assert assignment.worker == given, "for the second on d1, reading it elsewhere ends sooner"
     dispatch.placement.refuse("d1")
+    more = itertools.count()
+    while dispatch.placement.has_room(demand):
+        dispatch.placement.assign(f"more{next(more)}", 1, "d0", demand, 0.0)
     assert dispatch.likely(demand) == "d1", "no worker has room, and it will be empty first"
 
 

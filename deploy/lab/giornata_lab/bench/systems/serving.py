@@ -295,7 +295,7 @@ class Disaggregated:
         steps = np.array([(step.calls, step.linear, step.step_ms, step.rows) for step in self._steps])
         base_ms, rate = fit(("calls", "linear"), steps[:, :2], steps[:, 2], relative=True).weights
         row = RowLoad(1, rate * steps[:, 1].sum() / steps[:, 3].sum())
-        return WorkerLoad(self._parts.batch, base_ms, (row,)).worth(slack_while(len(self._line) - 1, 1))
+        return WorkerLoad(self._parts.batch, base_ms, (row,)).worth(slack_while(len(self._line), 1))
 
     def _decoded(self, edit: WorkloadEdit, _: object) -> None:
         self._done(edit)
