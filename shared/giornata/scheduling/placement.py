@@ -98,7 +98,7 @@ def slack_while(waiting: int, workers: int, most: float = SLACK) -> float:
 
 
 class ModelSlack:
-    """The slack of each model's workers, by how many rows of the model wait for each: `most` while none do."""
+    """The slack of each model's workers, by how many of its rows wait; `most` until some have waited."""
 
     def __init__(self, most: float) -> None:
         self._most = most

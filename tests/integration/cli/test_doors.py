@@ -166,17 +166,22 @@ async def test_a_refusal_keeps_its_code(stage: Stage, nats_url: str) -> None:
     assert raised.value.body.code == "model_not_found"
 
 
+async def give_up(listening: bus.Bus, url: str, told: str) -> None:
+    """Give an edit up as soon as it is sent, which `listening` hears of; the door tells `told`."""
+    sent = await listening.client.subscribe(subjects.EDIT)
+    await barrier(listening.client)
+    async with open_nats(url, None, None, "default", 20) as door:
+        editing = asyncio.ensure_future(door.edit(ORDER, unheard))
+        await sent.next_msg(HUNG_S)
+        editing.cancel()
+        with pytest.raises(EditStopped, match=told):
+            await editing
+
+
 async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats_url: str) -> None:
     stage.router.hold = asyncio.Event()
     async with bus.connect(nats_url, "observer") as observer:
-        sent = await observer.client.subscribe(subjects.EDIT)
-        await barrier(observer.client)
-        async with open_nats(nats_url, None, None, "default", 20) as door:
-            editing = asyncio.ensure_future(door.edit(ORDER, unheard))
-            await sent.next_msg(HUNG_S)
-            editing.cancel()
-            with pytest.raises(EditStopped, match="Cancelled job "):
-                await editing
+        await give_up(observer, nats_url, "Cancelled job ")
     assert (await stage.record()).cancel
 
 
@@ -185,14 +190,7 @@ async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
 ) -> None:
     monkeypatch.setattr(nats, "CANCEL_S", 0.1)
     async with bus.connect(nats_account, "silent") as silent:
-        sent = await silent.client.subscribe(subjects.EDIT)
-        await barrier(silent.client)
-        async with open_nats(nats_account, None, None, "default", 20) as door:
-            editing = asyncio.ensure_future(door.edit(ORDER, unheard))
-            await sent.next_msg(HUNG_S)
-            editing.cancel()
-            with pytest.raises(EditStopped, match="has not confirmed that the edit is cancelled"):
-                await editing
+        await give_up(silent, nats_account, "has not confirmed that the edit is cancelled")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -60,7 +60,7 @@ FISEDIT: Final = (0.1, 0.3)
 FIRST_STEPS: Final = 4
 """Steps in full by which one like FISEdit finds its tokens."""
 CALIBRATED: Final = 5
-"""Held-out edits to which TeaCache's polynomial is fitted, without those that are measured."""
+"""TeaCache's polynomial is fitted to so many held-out edits, less those that are measured."""
 EditScores = dict[str, float]
 """Columns of the table, of one edit."""
 EditWay = tuple[dict[str, Any], Callable[["Comparison"], EditScores]]
@@ -117,7 +117,7 @@ class Comparison:
         return self._scored(made, _cost(row, switches), row.reuse.template, noise)
 
     def teacache(self, polynomial: TeaCachePolynomial, threshold: float) -> EditScores:
-        """By TeaCache's rule."""
+        """Compute the edit by TeaCache's rule."""
         rule, row = TeaCache(polynomial, threshold), self._plain
         model = with_teacache(self._model, rule)
         made = self._timed(lambda: model.run([row])[0])

@@ -260,9 +260,12 @@ def _comparison(runs: Sequence[PolicyRun]) -> Table:
     title = f"Beside {runs[0].policy} with the same jobs; mean and 95 % interval over seeds"
     drawn = table("jobs/s", "policy", *figures, numbers=set(figures), title=title)
     for rate in dict.fromkeys(run.rate for run in runs):
-        mine = {p: [r for r in runs if (r.rate, r.policy) == (rate, p)] for p in {r.policy: 0 for r in runs}}
-        for policy, own in list(mine.items())[1:]:
-            found = [paired(own, mine[runs[0].policy], field) for field in figures.values()]
+        first, *others = dict.fromkeys(run.policy for run in runs)
+        mine = {
+            name: [run for run in runs if (run.rate, run.policy) == (rate, name)] for name in (first, *others)
+        }
+        for policy in others:
+            found = [paired(mine[policy], mine[first], field) for field in figures.values()]
             drawn.add_row(_named(rate), policy, *(f"{share:+.1%} ± {half:.1%}" for share, half in found))
     return drawn
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean
 
 from giornata.scheduling.demand import RowShape
@@ -165,7 +165,7 @@ class LatencyBound:
         for job in (*self._jobs, None):
             until_s = math.inf if job is None else job.released_s
             while waiting:
-                rate = self._rate([row for one in waiting for row in one.rows])
+                rate = self._rate(row for one in waiting for row in one.rows)
                 if now_s + left_s / rate > until_s:
                     left_s -= (until_s - now_s) * rate
                     break
@@ -178,9 +178,9 @@ class LatencyBound:
                 waiting.append(job)
         return found
 
-    def _rate(self, rows: Sequence[tuple[int, float, float]]) -> float:
+    def _rate(self, rows: Iterable[tuple[int, float, float]]) -> float:
         """Seconds of what rows add to steps that all workers compute a second; the oldest have places."""
-        sharing = rows[: round(self._places * self._speed)]
+        sharing = list(islice(rows, round(self._places * self._speed)))
         adds_s = max(1.0, len(sharing) / self._speed) * fmean(adds_s / steps for steps, adds_s, _ in sharing)
         return min(self._speed, len(sharing)) * adds_s / (self._base_s + adds_s)
 

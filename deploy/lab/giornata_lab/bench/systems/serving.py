@@ -258,6 +258,8 @@ class Disaggregated:
         self._edits: dict[RowKey, WorkloadEdit] = {}
         self._lock, self._line, self._given = threading.Lock(), deque[Row](), 0
         self._steps = deque[StepSample](maxlen=200)
+        self._load: WorkerLoad | None = None
+        """What a step of one row takes, by these steps; None after another one until it is asked for."""
         self.loop: EngineLoop
 
     def submit(self, edits: Sequence[WorkloadEdit]) -> None:
@@ -270,7 +272,9 @@ class Disaggregated:
         ended = finished(report)
         with self._lock:
             self._given -= len(ended)
-            self._steps += [report.sample] if report.sample is not None else []
+            if report.sample is not None:
+                self._steps.append(report.sample)
+                self._load = None
             self._give()
         for row in ended:
             edit = self._edits.pop(row.key)
@@ -292,10 +296,12 @@ class Disaggregated:
     def _places(self) -> int:
         if self._joining is BatchingMode.REQUEST or len(self._steps) < 2:
             return sys.maxsize
-        steps = np.array([(step.calls, step.linear, step.step_ms, step.rows) for step in self._steps])
-        base_ms, rate = fit(("calls", "linear"), steps[:, :2], steps[:, 2], relative=True).weights
-        row = RowLoad(1, rate * steps[:, 1].sum() / steps[:, 3].sum())
-        return WorkerLoad(self._parts.batch, base_ms, (row,)).worth(slack_while(len(self._line), 1))
+        if self._load is None:
+            steps = np.array([(step.calls, step.linear, step.step_ms, step.rows) for step in self._steps])
+            base_ms, rate = fit(("calls", "linear"), steps[:, :2], steps[:, 2], relative=True).weights
+            row = RowLoad(1, rate * steps[:, 1].sum() / steps[:, 3].sum())
+            self._load = WorkerLoad(self._parts.batch, base_ms, (row,))
+        return self._load.worth(slack_while(len(self._line), 1))
 
     def _decoded(self, edit: WorkloadEdit, _: object) -> None:
         self._done(edit)

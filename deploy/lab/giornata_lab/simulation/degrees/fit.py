@@ -47,7 +47,7 @@ NEARLY_ALL: Final = 0.95
 NEARNESS: Final = 1.0
 """What one constant e times away from `START` costs, beside a figure missed by the tolerance."""
 STRIDES: Final = (1.2, 1.1, 1.05, 1.02, 1.01)
-"""By which the search multiplies constants, coarse ones first."""
+"""The search multiplies constants by these, coarse ones first."""
 UNIFORM, SKEWED = (PoolWorkload(mix=mix) for mix in (SizeMix.UNIFORM, SizeMix.SKEWED))
 
 Found = Callable[[StepFormula], Sequence[float]]
@@ -65,7 +65,7 @@ class PaperFigure:
     found: Found
 
     def missed(self, formula: StepFormula) -> float:
-        """By how many tolerances a formula misses it."""
+        """Return by how many tolerances a formula misses it."""
         value = fmean(self.found(formula))
         return max(self.low - value, value - self.high, 0.0) / TOLERANCE
 
@@ -152,7 +152,7 @@ def cost(formula: StepFormula, limit: float = math.inf) -> float:
 
 
 def search(formula: StepFormula) -> StepFormula:
-    """The formula near `formula` of which no constant, and no two, can be changed by a stride for less cost."""
+    """Return the formula near `formula` whose cost no stride of one constant, or of two, lowers."""
     least = cost(formula)
     for stride in STRIDES:
         moves = [{name: by} for name in CONSTANTS for by in (stride, 1 / stride)]

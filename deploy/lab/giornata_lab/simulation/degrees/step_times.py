@@ -48,7 +48,7 @@ class StepFormula:
     calls_s: float
     """Time of a block's collectives on two devices, beside that of their bytes."""
     doubling_s: float = 0.0
-    """By which it grows each time that the devices double."""
+    """It grows by this much each time that the devices double."""
     link: float = 350e9
     """Bytes a second from device to device."""
 
@@ -60,7 +60,7 @@ EAGER: Final = StepFormula(
 )
 """Supposed of an engine that is not compiled: a tenth more, and 8 ms for several devices."""
 TETRISERVE: Final = StepFormula(2.38e-3, 700e12, 300e12, 144e-6, 144e-6)
-"""By :mod:`giornata_lab.simulation.degrees.fit`: agrees with most of what TetriServe's paper says of its own."""
+"""Found by :mod:`giornata_lab.simulation.degrees.fit`; it agrees with most that TetriServe's paper says."""
 FORMULAS: Final = {"h100": COMPILED, "h100-eager": EAGER, "tetriserve": TETRISERVE}
 """By the name of the machine."""
 
