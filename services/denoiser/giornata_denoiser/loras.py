@@ -332,11 +332,6 @@ class LoraTiers:
         if loras:
             self._threads.submit(self._prefetched, loras)
 
-    def plan(self, loras: Iterable[RowLora]) -> None:
-        """Bring files into memory where they fit beside pinned ones: the placement wants them there."""
-        for lora in loras:
-            self._threads.submit(self._planned, lora)
-
     def counted(self) -> AdapterCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
@@ -430,14 +425,6 @@ class LoraTiers:
                 self._sets.load(name, lambda: self._made(name, loras, counted=False), ahead=True)
         except Exception:  # a load's edge: the row that needs it tries again, and is told
             log.exception("loras_not_prefetched", loras=[lora.digest for lora in loras])
-
-    def _planned(self, lora: RowLora) -> None:
-        try:
-            if lora.digest not in self._files and lora.size_bytes <= self._files.room_bytes:
-                self._file(lora, counted=False)
-                self._count("planned")
-        except Exception:  # a load's edge: the row that needs it tries again, and is told
-            log.exception("lora_not_loaded_by_plan", lora=lora.digest)
 
     def _file(self, lora: RowLora, *, counted: bool) -> Factors:
         fetched = False

@@ -27,7 +27,6 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
-    LoadLoras,
     PrefetchTemplate,
     RecordRequest,
     RemoveTemplate,
@@ -70,7 +69,6 @@ from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
-from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.startup import engine_of
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory, form_of
 from giornata_denoiser.templates.runs import TemplateLookup, TemplateRegistrations, TemplateRuns
@@ -255,7 +253,6 @@ class Denoiser:
             bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
-            bus.listen(subjects.worker(instance, "load"), LoadLoras, self._load),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
                 Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
@@ -391,14 +388,7 @@ class Denoiser:
             self._lookup.prefetch(message)
             self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
-    def _load(self, message: LoadLoras) -> None:
-        """Subject ``giornata.worker.<worker>.load``."""
-        if self._obeys(message):
-            self._loras.plan(
-                RowLora(digest=file.sha256, size_bytes=file.size_bytes) for file in message.files
-            )
-
-    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate | LoadLoras) -> bool:
+    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
         obeys = self._epochs.admits(message.epoch)
         if not obeys:
             log.warning("router_superseded", kind=type(message).__name__, epoch=message.epoch)

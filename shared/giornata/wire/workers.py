@@ -295,8 +295,6 @@ class AdapterCounters(WireModel):
     memory_limit_bytes: int = 0
     """Most bytes of unpinned LoRAs in memory."""
     disk_bytes: int = 0
-    planned: int = 0
-    """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
     waited_ms: float = 0.0
     """Time that loads for rows took, together."""
 
