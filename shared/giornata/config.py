@@ -202,19 +202,8 @@ _GONE: Final = {
     **dict.fromkeys(("queue_limit_interactive", "queue_limit_batch"), "queue_limit"),
     "max_request_bytes": "max_file_bytes",
     "control_advertise": "control_address",
-    **dict.fromkeys(
-        (
-            *("adapter_plan", "line", "placement"),
-            *(
-                "batch_caps",
-                "control_renew_steps",
-                "control_stale",
-                "lora_host_name",
-                "max_wait_s",
-                "planner",
-            ),
-        )
-    ),
+    **dict.fromkeys(("adapter_plan", "line", "lora_host_name", "max_wait_s", "placement", "planner")),
+    **dict.fromkeys(("batch_caps", "control_renew_steps", "control_stale")),
     "cell": None,  # an instance of another cell must not join the fleet of the cell that is left
 }
 """Settings of earlier versions, each with the one that took its place, if any; one that is given is refused."""
