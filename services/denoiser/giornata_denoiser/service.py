@@ -57,22 +57,21 @@ from giornata_denoiser.attempts.attempt import (
     EpochFence,
     EventPublisher,
 )
-from giornata_denoiser.attempts.inputs import adapters_of, rows_of
+from giornata_denoiser.attempts.inputs import TemplateLookup, adapters_of, rows_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
-from giornata_denoiser.engine.recorders import renew_steps
+from giornata_denoiser.engine.step_budget import renew_steps
 from giornata_denoiser.loras import LoraTiers, hold_loras, tier_in, tiers_of
 from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
 from giornata_denoiser.startup import engine_of
-from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory, form_of
-from giornata_denoiser.templates.runs import TemplateLookup, TemplateRegistrations, TemplateRuns
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns, form_of
+from giornata_denoiser.templates.store import ORDINARY, PINNED, HostMemory, TemplateStore
 
 Sample = TypeVar("Sample", StepSample, LoadSample, AdapterLoad)
 

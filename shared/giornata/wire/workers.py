@@ -235,7 +235,7 @@ class WorkerCosts(WireModel):
 
     compute: CostFit
     load: CostFit
-    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.cost_model.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.operations.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import LEAST, JobDemand, RowLoad, RowShape, StepTimeModel, WorkerLoad
 from giornata.scheduling.placement import SLACK, ModelSlack, Placement, StallTimeout, slack_while

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.residency.use_based import home_of
 from giornata.scheduling.demand import (
     FinishEstimator,

@@ -18,7 +18,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import TenantJobOrder

@@ -13,7 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.planning.cost_model import Profile, StepCosts
+from giornata.planning.cost_model import Profile
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.policies import LOAD_WEIGHT
 from giornata_lab.cli import workload
 from giornata_lab.cli.workload import counting
