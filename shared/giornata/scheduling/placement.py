@@ -327,7 +327,10 @@ class Placement:
     def assign(self, job_id: str, attempt: int, worker: str, demand: JobDemand, now: float) -> None:
         """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
         if job_id not in self._attempts:
-            self._see(demand)
+            if demand.template is not None:
+                self._repeats.see(demand.template)
+            for lora in demand.adapters:
+                self._lora_repeats.see(lora.digest)
         self.release(job_id, attempt)
         booking = AssignedAttempt((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
@@ -380,12 +383,6 @@ class Placement:
             for known, attempt in counted:
                 known.forget(attempt, *before[known.name])
                 self._changed(known)
-
-    def _see(self, demand: JobDemand) -> None:
-        if demand.template is not None:
-            self._repeats.see(demand.template)
-        for lora in demand.adapters:
-            self._lora_repeats.see(lora.digest)
 
     def _closed(self, demand: JobDemand, excluded: Collection[str]) -> Collection[str]:
         closed = self._lacking(demand) | self._refused

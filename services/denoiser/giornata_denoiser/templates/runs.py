@@ -11,8 +11,9 @@ from itertools import count
 import nats.errors
 import structlog
 
-from giornata import retries, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
+from giornata.deadlines import retry_patiently
 from giornata.planning.cost_model import StepCosts
 from giornata.records import Change, TemplateRecords
 from giornata.scheduling.batch import RowKey
@@ -80,7 +81,7 @@ class TemplateRegistrations:
         except Exception:  # the report's edge: logged; edits find the template without it
             log.exception("template_not_reported", template=registered.template_id)
 
-    @retries.patiently(nats.errors.Error, TELL_S).wraps
+    @retry_patiently(nats.errors.Error, TELL_S).wraps
     async def _change(
         self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
     ) -> None:
