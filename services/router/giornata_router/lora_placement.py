@@ -19,8 +19,14 @@ from nats.js.errors import APIError
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
-from giornata.residency.host_tiers import HostTiers
-from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import (
+    AdapterTier,
+    AdapterUsage,
+    HostTiers,
+    ResidencySnapshot,
+    TierKind,
+    Wanted,
+)
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.rock import PLANNERS, AdapterPlan
 from giornata.wire import codec, subjects

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from giornata.fleet import Fleet, LastSeenTimes
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import ControlOffers, PendingAdapterLoads
 from giornata.scheduling.cost_models import UNKNOWN, WorkerCostModels
 from giornata.scheduling.demand import JobDemand, WorkerEstimate

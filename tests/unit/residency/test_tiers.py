@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.host_tiers import KEPT, HostTiers
 from giornata.residency.ledger import EvictionLedger
 from giornata.residency.tiers import FolderTier, LoadedTier, LoadTokenBucket, TierLookup
-from giornata.residency.use_based import AdapterUsage
+from giornata.residency.use_based import KEPT, AdapterUsage, HostTiers
 from giornata.wire.loras import HostTier, TierChange, TierSnapshot
 from tests.patience import HUNG_S
 
