@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_patiently
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import Failed, GiornataError, LoraNotReady, Overloaded, PayloadTooLarge
@@ -265,7 +264,7 @@ class LoraProfiler:
             )
 
         # a full queue is no reason to begin with the first picture again
-        reply: EditReply = await retries.patiently(Overloaded, self.setting.timeout_s)(ask)
+        reply: EditReply = await retry_patiently(Overloaded, self.setting.timeout_s)(ask)
         if not reply.pictures:
             raise Failed("; ".join(reply.errors))
         _check_step(reply.pictures[0], asked)

@@ -16,11 +16,10 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
-from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.bus.connection import ask_jetstream
+from giornata.deadlines import Deadline, retry_patiently
 from giornata.records import Change, JobRecordStore
-from giornata.retries import ask_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import Job, JobRecord, JobState
@@ -163,7 +162,7 @@ class JobEnds:
 
     async def check(self) -> None:
         """Wake the requests whose job ended while its event could not be heard."""
-        asking = retries.patiently(nats.errors.Error, CHECK_WINDOW_S)
+        asking = retry_patiently(nats.errors.Error, CHECK_WINDOW_S)
         for job_id in list(self._futures):
             try:
                 record: JobRecord = await asking(self._ledger.get, job_id)

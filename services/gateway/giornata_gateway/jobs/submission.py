@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import nats.errors
 import structlog
 
-from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -228,7 +227,7 @@ class JobSubmitter:
             return None
 
         try:
-            full = await self.storage.full_for_jobs() or await retries.soon(
+            full = await self.storage.full_for_jobs() or await retry_soon(
                 (ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s
             )(ask)
             if full is not None:
