@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
@@ -19,7 +20,15 @@ from giornata.deadlines import Deadline
 from giornata.fleet import SILENCE_S
 from giornata.wire import codec, subjects
 from giornata.wire.adapters import ControlCard
-from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
+from giornata.wire.errors import (
+    BlobStoreFull,
+    GiornataError,
+    InvalidField,
+    ModelNotFound,
+    ServiceUnavailable,
+    StorageFull,
+    TaskNotSupported,
+)
 from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.workers import (
@@ -30,12 +39,74 @@ from giornata.wire.workers import (
     InstanceReports,
     ServiceName,
 )
-from giornata_gateway.views.catalog import NEEDED, choose_card
 
 KEPT_S: Final = 0.25
 """How long reports serve all requests of this gateway."""
 ANSWER_MS: Final = 2000
 """How long an answer waits for reports."""
+
+NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
+"""An edit needs one ready instance of each."""
+
+
+def choose_card(
+    cards: Mapping[str, ModelCard],
+    name: str | None,
+    missing: Iterable[ServiceName],
+    task: Task = Task.EDIT,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> ModelCard:
+    """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
+
+    A name of `aliases` stands for the model that it leads to, unless a served one has that name. The services that are
+    `missing` explain why nothing is served.
+
+    Raises:
+        ServiceUnavailable: nothing is served.
+        InvalidField: none was named and there are several.
+        ModelNotFound: the one named is not served.
+        TaskNotSupported: the one named, or every one, does other tasks.
+    """
+    if not cards:
+        lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
+        raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
+    fitting = {served: card for served, card in cards.items() if task in card.tasks}
+    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
+    if name is not None:
+        name = find_card(name, cards, aliases).name
+    if name in fitting:
+        return fitting[name]
+    if name is not None or not fitting:
+        known = ", ".join(
+            f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
+        )
+        raise TaskNotSupported(
+            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
+        )
+    if len(fitting) > 1:
+        raise InvalidField(
+            "Several models are served; name one.", field="model", received="none", accepted=names
+        )
+    return next(iter(fitting.values()))
+
+
+def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, str]) -> ModelCard:
+    """The served model of a name or an alias; ModelNotFound tells all names, and the closest."""
+    card = cards.get(name) or cards.get(aliases.get(name, ""))
+    if card is not None:
+        return card
+    leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
+    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
+    names = ", ".join([*sorted(cards), *stand]) or "none now"
+    closest = get_close_matches(name, [*cards, *leading], n=1)
+    stands = f", which stands for {aliases[name]}" if name in aliases else ""
+    raise ModelNotFound(
+        f"No running worker serves this model{stands}. Served: {names}."
+        + (f" The closest is {closest[0]}." if closest else ""),
+        field="model",
+        received=name,
+        accepted=names,
+    )
 
 
 class FleetListener:

@@ -19,9 +19,8 @@ from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.config import DenoiserConfig
-from giornata_gateway.config import GatewayConfig
+from giornata_gateway.config import GatewayConfig, is_loopback
 from giornata_gateway.http.server import CLOSE_S
-from giornata_gateway.rules.tenants import is_loopback
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -24,11 +24,11 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, LoraUse, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES, named_control_images
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
-from giornata.wire.models import ModelCard, Task
+from giornata.wire.models import Task
 from giornata.wire.requests import (
     EACH_REGIONS,
     MASK_PROMPT,
@@ -40,11 +40,11 @@ from giornata.wire.requests import (
     named_references,
 )
 from giornata.wire.resolution import cfg_scale, resolve
+from giornata_gateway.admission import Tenant
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.rules.adapters import check_images, control_use
+from giornata_gateway.jobs.resources import Loras, check_images, control_use
 from giornata_gateway.rules.forms import missing_image
-from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.catalog import mask_card
 
 HEADER: Final = "Idempotency-Key"
@@ -271,8 +271,6 @@ def check_mask(mask: object | None, template_id: str | None, asked: Segmentation
 
 SEED_BITS: Final = 32
 """Of a drawn seed. JavaScript keeps whole numbers of up to 53 bits."""
-FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
-"""Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.resources.Loras.used` does."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +329,7 @@ class JobPreparer:
     config: GatewayConfig
     blobs: BlobStore
     fleet: FleetListener
-    find_loras: FindLoras
+    loras: Loras
     masks: SegmentationClient
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
@@ -351,7 +349,7 @@ class JobPreparer:
         served = self.fleet.controlnets()
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbits(SEED_BITS), others)
-        loras = await self.find_loras(order.tenant.name, parameters, card)
+        loras = await self.loras.used(order.tenant.name, parameters, card)
         prepost = self.masks.subject(card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
