@@ -121,8 +121,8 @@ class FleetListener:
         self._bridged_s = max(bridged_s, SILENCE_S)
         self.heard = asyncio.Event()
         """A router has told."""
-        self._summary: FleetSummary | None = None
-        """The latest, and when it came."""
+        self._summary = FleetSummary(router="", ready={}, models=())
+        """The latest; it came at `_heard_s`."""
         self._heard_s = -math.inf
         self._asking = asyncio.Lock()
         self._reports: list[InstanceReport] | None = None
@@ -135,7 +135,7 @@ class FleetListener:
 
     def cards(self) -> dict[str, ModelCard]:
         """Served models by name."""
-        return {card.name: card for card in self._summary.models} if self._summary else {}
+        return {card.name: card for card in self._summary.models}
 
     def choose(self, name: str | None, task: Task = Task.EDIT) -> ModelCard:
         """The model that serves a request that names this one, or none; raises as :func:`choose_card`."""
@@ -143,11 +143,11 @@ class FleetListener:
 
     def controlnets(self) -> dict[str, tuple[ControlCard, ...]]:
         """ControlNets by model."""
-        return self._summary.controlnets if self._summary else {}
+        return self._summary.controlnets
 
     def masks(self) -> dict[str, MaskCard]:
         """Return what makes masks from words, by the model of its prepost."""
-        return self._summary.masks if self._summary else {}
+        return self._summary.masks
 
     def serves(self, model: str, digest: str) -> bool:
         """Return whether a model is served with this digest."""
@@ -171,11 +171,11 @@ class FleetListener:
 
     def has_another(self, gateway: str) -> bool:
         """Return whether a gateway other than `gateway` takes requests."""
-        return self._summary is not None and any(name != gateway for name in self._summary.gateways)
+        return any(name != gateway for name in self._summary.gateways)
 
     def nearly_full(self) -> tuple[str, ...]:
         """JetStream's streams that may soon take nothing more."""
-        return self._summary.nearly_full if self._summary else ()
+        return self._summary.nearly_full
 
     async def reports(self, bus: Bus) -> list[InstanceReport] | None:
         """Every live instance; None where no router answers. Requests of the same moment share an answer."""

@@ -34,7 +34,6 @@ from giornata_gateway.rules.forms import (
     EditForm,
     F,
     Form,
-    GenerationFields,
     GenerationJobForm,
     JobForm,
     NamedSource,
@@ -405,8 +404,6 @@ def _not_fetched(why: str, url: str, field: str) -> InvalidField:
     return InvalidField(f"A picture could not be fetched: {why}.", field=field, received=url)
 
 
-MAX_PAGE: Final = 100
-DEFAULT_PAGE: Final = 20
 WRITTEN_PICTURES: Final = PICTURES | WrittenPictures.model_fields.keys()
 LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -430,7 +427,7 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
         if upload.sources:
             if check_sources(
                 gateway.config, upload.sources
-            ):  # fetched for no more than the tenant may ask for
+            ):  # no more is fetched than the tenant may ask for
                 order = await order.identified(key)
                 stay = gateway.stay_of(order, held, always=True)
             pictures = await read_sources(gateway.config, grow, upload.sources)
@@ -441,33 +438,22 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
 
 
 async def _read(request: web.Request, kind: type[F], grow: ByteReservation) -> tuple[F, RequestBody]:
-    """The form of a request, and its pictures; a generation is JSON, its references and control images too."""
-    accept = request.headers.get("Accept", "")
-    if kind is EditForm and request.content_type == JSON:
-        return await _read_written(request, kind, grow, accept)
-    if issubclass(kind, GenerationFields):
-        fields = await read_json(request, grow)
-        references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
-        pictures = await asyncio.to_thread(_pictures, references, controls)
-        return read_form(kind, fields.items(), accept), RequestBody((), None, None, *pictures)
-    upload = await read_upload(request, grow)
-    if not any(name == "template_id" for name, _ in upload.fields):
-        check_source(upload.image, None)
-    form = read_form(kind, upload.fields, accept)
-    check_source(upload.image, form.template_id)
-    return form, upload
-
-
-async def _read_written(
-    request: web.Request, kind: type[F], grow: ByteReservation, accept: str
-) -> tuple[F, RequestBody]:
-    """The form of an edit in JSON, and its pictures, some of which are still where it says."""
-    fields = await read_json(request, grow, WRITTEN_PICTURES)
-    given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields))
+    """The form of a request, and its pictures; of an edit in JSON some are still where it says."""
+    accept, edits = request.headers.get("Accept", ""), kind is EditForm
+    if issubclass(kind, EditFields) and not (edits and request.content_type == JSON):
+        upload = await read_upload(request, grow)
+        if not any(name == "template_id" for name, _ in upload.fields):
+            check_source(upload.image, None)
+        form = read_form(kind, upload.fields, accept)
+        check_source(upload.image, form.template_id)
+        return form, upload
+    fields = await read_json(request, grow, WRITTEN_PICTURES if edits else PICTURES)
+    given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields if edits else ()))
     references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
     form = read_form(kind, fields.items(), accept)
     more, controlled = await asyncio.to_thread(_pictures, references, controls)
-    check_source(given.images or None, form.template_id if isinstance(form, EditFields) else None)
+    if isinstance(form, EditFields):
+        check_source(given.images or None, form.template_id)
     check_count(len(given.images[1:]) + len(more))
     sources = [("mask", given.mask)] if given.mask else []
     sources += [("images", source) for source in given.images]
