@@ -241,8 +241,9 @@ def control_models(fleet: FleetListener) -> ControlModels:
 def options(fleet: FleetListener) -> Options:
     """Return what stands in place of A1111's settings."""
     cards = list(fleet.cards().values())
-    only = cards[0] if len(cards) == 1 else None
-    return Options(sd_model_checkpoint=only and title_of(only), sd_checkpoint_hash=only and only.digest)
+    if len(cards) != 1:
+        return Options(sd_model_checkpoint=None, sd_checkpoint_hash=None)
+    return Options(sd_model_checkpoint=title_of(cards[0]), sd_checkpoint_hash=cards[0].digest)
 
 
 # A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the

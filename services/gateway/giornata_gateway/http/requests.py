@@ -444,9 +444,9 @@ async def _read(request: web.Request, kind: type[F], grow: ByteReservation) -> t
         upload = await read_upload(request, grow)
         if not any(name == "template_id" for name, _ in upload.fields):
             check_source(upload.image, None)
-        form = read_form(kind, upload.fields, accept)
-        check_source(upload.image, form.template_id)
-        return form, upload
+        posted = read_form(kind, upload.fields, accept)
+        check_source(upload.image, posted.template_id)
+        return posted, upload
     fields = await read_json(request, grow, WRITTEN_PICTURES if edits else PICTURES)
     given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields if edits else ()))
     references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
