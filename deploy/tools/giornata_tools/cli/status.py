@@ -39,7 +39,7 @@ HOST_COUNTS = [
     "failed",
     "plans",
 ]
-WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed")
+WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "waited s", "failed")
 
 
 def adapter_table(fleet: FleetView) -> RenderableType:
@@ -77,7 +77,7 @@ def _rows(one: InstanceView) -> list[tuple[str, ...]]:
     """A worker's line of each tier; what belongs to the worker stands in the first."""
     if one.worker is None or (counts := one.worker.adapters) is None:
         return []
-    asked = map(str, (counts.misses, counts.prefetched, counts.planned))
+    asked = map(str, (counts.misses, counts.prefetched))
     loads = (*asked, f"{counts.waited_ms / 1e3:.1f}", str(counts.failed))
     tiers = (
         ("device", counts.device_bytes, counts.hits_device, counts.evicted_device),
