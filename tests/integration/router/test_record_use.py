@@ -16,7 +16,7 @@ from giornata.records import Change, JobRecordStore, RecordRevision
 from giornata.wire import codec, subjects
 from giornata.wire.errors import JobNotFound
 from giornata.wire.jobs import Job, JobRecord, JobState
-from giornata_gateway.jobs.records import JobLedger
+from giornata_gateway.jobs.submission import JobLedger
 from giornata_router import job_records
 from giornata_router.job_records import accepted
 from tests.contract.versions import LATER, next_version, parts, sown

@@ -24,7 +24,7 @@ from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.metrics import Metrics
-from giornata_gateway.rules.tenants import may_connect
+from giornata_gateway.webhooks import may_connect
 from tests.fakes.published import published
 from tests.patience import HUNG_S
 from tests.unit.deploy.overlays import (

@@ -26,23 +26,21 @@ from giornata_tools.launcher import models
 from giornata_tools.launcher.models import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
+    KEPT_PORTS,
     MAX_RESTART_DELAY_S,
+    EmbeddedNats,
     GatewayPorts,
+    NatsServer,
     StackPlan,
+    check_port,
     environment,
     model_environment,
+    nats_config,
     restart_delay_s,
     service_command,
-)
-from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import (
-    KEPT_PORTS,
-    EmbeddedNats,
-    NatsServer,
-    check_port,
-    nats_config,
     valkey_config,
 )
+from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.launcher.up import UpOptions, addresses, connection, plan
 from giornata_tools.launcher.warden import remaining

@@ -30,9 +30,8 @@ from giornata_lab.bench.systems.networks import plain
 from giornata_router import job_queue as module
 from giornata_router.admission import FinishTimeEstimator
 from giornata_router.config import RouterConfig
-from giornata_router.dispatch import Dispatch, NoReport
+from giornata_router.dispatch import Dispatch, NoReport, RouterContext
 from giornata_router.job_queue import LeaderJobQueue
-from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob
 from tests.contract.messages import JOB
 from tests.fakes.fleet import worker_costs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.operations import low_rank_weights
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import (
     LANES,
     LoraLoadTimes,

@@ -8,7 +8,6 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import isfinite
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -33,49 +32,41 @@ OFF: Final[Values] = (False,)
 NONE: Final[Values] = ("", "None")
 ZERO: Final[Values] = (0,)
 
-BOTH: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **dict.fromkeys(("restore_faces", "tiling", "disable_extra_networks", "save_images"), OFF),
-        **dict.fromkeys(("subseed_strength", "token_merging_ratio", "s_min_uncond"), ZERO),
-        **dict.fromkeys(("s_churn", "s_tmax", "s_tmin"), ZERO),
-        **dict.fromkeys(("refiner_checkpoint", "script_name"), NONE),
-        **dict.fromkeys(("force_task_id", "infotext", "firstpass_image"), ("",)),
-        **dict.fromkeys(("override_settings_restore_afterwards", "send_images"), (True,)),
-        **dict.fromkeys(("seed_resize_from_h", "seed_resize_from_w"), (-1, 0)),
-        "styles": ([],),
-        "eta": (0, 1),
-        "s_noise": (1,),
-        "clip_skip": (0, 1),
-        "comments": ({},),
-    }
-)  # fmt: skip
+BOTH: Final[Mapping[str, Values]] = {
+    **dict.fromkeys(("restore_faces", "tiling", "disable_extra_networks", "save_images"), OFF),
+    **dict.fromkeys(("subseed_strength", "token_merging_ratio", "s_min_uncond"), ZERO),
+    **dict.fromkeys(("s_churn", "s_tmax", "s_tmin"), ZERO),
+    **dict.fromkeys(("refiner_checkpoint", "script_name"), NONE),
+    **dict.fromkeys(("force_task_id", "infotext", "firstpass_image"), ("",)),
+    **dict.fromkeys(("override_settings_restore_afterwards", "send_images"), (True,)),
+    **dict.fromkeys(("seed_resize_from_h", "seed_resize_from_w"), (-1, 0)),
+    "styles": ([],),
+    "eta": (0, 1),
+    "s_noise": (1,),
+    "clip_skip": (0, 1),
+    "comments": ({},),
+}  # fmt: skip
 """Values that ask for nothing, of fields that both requests have."""
-TEXT_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
-    {**BOTH, "enable_hr": OFF, "init_images": ([],), "mask": ("",)}
-)
-IMAGE_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **BOTH,
-        "image_cfg_scale": (0, 1.5),
-        "initial_noise_multiplier": (1,),
-        "include_init_images": OFF,
-        "mask_round": (True,),
-        "latent_mask": ("",),
-    }
-)
-SETTINGS: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **dict.fromkeys(("sd_vae", "sd_unet"), (*NONE, "Automatic")),
-        **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
-        **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
-        **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
-        **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
-        **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
-        "CLIP_stop_at_last_layers": (1,),
-        "forge_additional_modules": ([],),
-        "samples_format": ("png",),
-    }
-)  # fmt: skip
+TEXT_TO_IMAGE: Final[Mapping[str, Values]] = {**BOTH, "enable_hr": OFF, "init_images": ([],), "mask": ("",)}
+IMAGE_TO_IMAGE: Final[Mapping[str, Values]] = {
+    **BOTH,
+    "image_cfg_scale": (0, 1.5),
+    "initial_noise_multiplier": (1,),
+    "include_init_images": OFF,
+    "mask_round": (True,),
+    "latent_mask": ("",),
+}
+SETTINGS: Final[Mapping[str, Values]] = {
+    **dict.fromkeys(("sd_vae", "sd_unet"), (*NONE, "Automatic")),
+    **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
+    **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
+    **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
+    **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
+    **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
+    "CLIP_stop_at_last_layers": (1,),
+    "forge_additional_modules": ([],),
+    "samples_format": ("png",),
+}  # fmt: skip
 """Values that ask for nothing, of fields of `override_settings`."""
 HARMLESS: Final = frozenset(
     {
@@ -85,30 +76,26 @@ HARMLESS: Final = frozenset(
 )  # fmt: skip
 """Fields that change no picture: they are ignored at any other value."""
 
-UNREAD_BOTH: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
-        **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
-        "refiner_switch_at": "refiner_checkpoint",
-        "script_args": "script_name",
-    }
-)
+UNREAD_BOTH: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
+    **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
+    "refiner_switch_at": "refiner_checkpoint",
+    "script_args": "script_name",
+}
 """Fields that A1111 reads only beside another, which does nothing here: their value asks for nothing."""
-UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **UNREAD_BOTH,
-        **dict.fromkeys(
-            (
-                "denoising_strength", "firstphase_width", "firstphase_height", "token_merging_ratio_hr", "hr_scale",
-                "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y", "hr_checkpoint_name",
-                "hr_additional_modules", "hr_sampler_name", "hr_scheduler", "hr_prompt", "hr_negative_prompt",
-                "hr_cfg", "hr_distilled_cfg",
-            ),
-            "enable_hr",
+UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = {
+    **UNREAD_BOTH,
+    **dict.fromkeys(
+        (
+            "denoising_strength", "firstphase_width", "firstphase_height", "token_merging_ratio_hr", "hr_scale",
+            "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y", "hr_checkpoint_name",
+            "hr_additional_modules", "hr_sampler_name", "hr_scheduler", "hr_prompt", "hr_negative_prompt",
+            "hr_cfg", "hr_distilled_cfg",
         ),
-    }
-)  # fmt: skip
-UNREAD_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"sd_checkpoint_hash": "sd_model_checkpoint"})
+        "enable_hr",
+    ),
+}  # fmt: skip
+UNREAD_SETTINGS: Final[Mapping[str, str]] = {"sd_checkpoint_hash": "sd_model_checkpoint"}
 
 
 class EffectiveFields(NamedTuple):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from giornata.wire.adapters import ControlCard
-from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
 from giornata.wire.messages import MaskCard
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import Default, defaults_of, fields_of
@@ -24,69 +22,6 @@ from giornata.wire.workers import (
     WorkerView,
 )
 from giornata_gateway.views.jobs import View
-
-NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
-"""An edit needs one ready instance of each."""
-
-
-def choose_card(
-    cards: Mapping[str, ModelCard],
-    name: str | None,
-    missing: Iterable[ServiceName],
-    task: Task = Task.EDIT,
-    aliases: Mapping[str, str] = MappingProxyType({}),
-) -> ModelCard:
-    """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
-
-    A name of `aliases` stands for the model that it leads to, unless a served one has that name. The services that are
-    `missing` explain why nothing is served.
-
-    Raises:
-        ServiceUnavailable: nothing is served.
-        InvalidField: none was named and there are several.
-        ModelNotFound: the one named is not served.
-        TaskNotSupported: the one named, or every one, does other tasks.
-    """
-    if not cards:
-        lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
-        raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
-    fitting = {served: card for served, card in cards.items() if task in card.tasks}
-    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
-    if name is not None:
-        name = find_card(name, cards, aliases).name
-    if name in fitting:
-        return fitting[name]
-    if name is not None or not fitting:
-        known = ", ".join(
-            f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
-        )
-        raise TaskNotSupported(
-            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
-        )
-    if len(fitting) > 1:
-        raise InvalidField(
-            "Several models are served; name one.", field="model", received="none", accepted=names
-        )
-    return next(iter(fitting.values()))
-
-
-def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, str]) -> ModelCard:
-    """The served model of a name or an alias; ModelNotFound tells all names, and the closest."""
-    card = cards.get(name) or cards.get(aliases.get(name, ""))
-    if card is not None:
-        return card
-    leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
-    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
-    names = ", ".join([*sorted(cards), *stand]) or "none now"
-    closest = get_close_matches(name, [*cards, *leading], n=1)
-    stands = f", which stands for {aliases[name]}" if name in aliases else ""
-    raise ModelNotFound(
-        f"No running worker serves this model{stands}. Served: {names}."
-        + (f" The closest is {closest[0]}." if closest else ""),
-        field="model",
-        received=name,
-        accepted=names,
-    )
 
 
 class ControlNetView(View):

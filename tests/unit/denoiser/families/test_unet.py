@@ -18,8 +18,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
-from giornata.packed.packing import maps_to_tiles, tiles_to_maps
+from giornata.packed.packing import (
+    BlockInputs,
+    CachedTokens,
+    Region,
+    make_region,
+    maps_to_tiles,
+    tiles_to_maps,
+)
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of

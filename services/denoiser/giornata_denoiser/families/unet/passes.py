@@ -17,9 +17,18 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Crossing
-from giornata.packed.compute_set import ActivationRecorder, BlockInputs, Region, Residuals
 from giornata.packed.low_rank import LowRankHooks, convolve
-from giornata.packed.packing import UNTRACED, LaneTracer, Segments, TraceLane, tiles_to_maps
+from giornata.packed.packing import (
+    UNTRACED,
+    ActivationRecorder,
+    BlockInputs,
+    LaneTracer,
+    Region,
+    Residuals,
+    Segments,
+    TraceLane,
+    tiles_to_maps,
+)
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import Grid
