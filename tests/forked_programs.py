@@ -48,7 +48,7 @@ PRELOADED: Final = (
     "giornata_tools.cli.app", "tests.fakes.profiles",
     "diffusers.models.auto_model", "diffusers.models.autoencoders.autoencoder_kl", "hypothesis", "pytest",
     "tests.fakes.control_instance", "tests.fakes.forked_rank", "tests.fakes.tiny_driven",
-    "giornata_lab.bench.compute.tiny_unet", "tests.integration.denoiser.parallel.steps",
+    "giornata_lab.bench.compute.tiny_unet", "tests.integration.denoiser.parallel.members",
     "jsonschema", "matplotlib.pyplot", "openai", "sklearn",
 )  # fmt: skip
 """Modules of the services, of the program `giornata`, of processes of tests, and what these or workers import later."""

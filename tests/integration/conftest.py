@@ -25,8 +25,7 @@ from giornata.wire.subjects import NatsRole
 from tests.fakes.memory_network import NetworkedLoop
 from tests.fakes.nats_world.server import MemoryNatsServer, nats_world
 from tests.integration.gateway_fakes import MEMORY_BLOBS, Stage, open_stage
-from tests.integration.nats_accounts import NatsAccounts
-from tests.integration.nats_server import NatsServer, impatience
+from tests.integration.nats_server import NatsAccounts, NatsServer, impatience
 from tests.patience import HUNG_S
 from tests.shared_files import SharedFolders
 from tests.valkey import UNTITLED

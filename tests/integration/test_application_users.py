@@ -35,8 +35,7 @@ from giornata_gateway.config import GatewayConfig
 from tests import forked_programs
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
-from tests.integration.nats_cluster import nats_cluster
-from tests.integration.nats_server import NatsServer, refused
+from tests.integration.nats_server import NatsServer, nats_cluster, refused
 from tests.integration.router.bench import running_router
 from tests.patience import HUNG_S
 

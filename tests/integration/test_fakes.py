@@ -20,7 +20,7 @@ from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import JobAck, SubmitRequest
 from tests.fakes.blobs import MemoryBlobs
 from tests.integration.fake_router import FakeRouter
-from tests.integration.nats_accounts import LeakedConnection, NatsAccounts
+from tests.integration.nats_server import LeakedConnection, NatsAccounts
 from tests.integration.router.bench import make_job
 
 

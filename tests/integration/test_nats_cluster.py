@@ -25,7 +25,7 @@ from giornata_router import job_records
 from giornata_router.job_queue import QueueConsumer
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
-from tests.integration.nats_cluster import NatsCluster, nats_cluster
+from tests.integration.nats_server import NatsCluster, nats_cluster
 from tests.integration.router.bench import Bench, make_job, running_router
 from tests.patience import HUNG_S
 

@@ -13,9 +13,8 @@ from typing import Any, Final
 import click
 
 from giornata_lab.flags import Several
-from tests.mutants.mutant import Mutant, StaleFaultError, listed
 from tests.mutants.sampling import PURE, sample
-from tests.mutants.trees import Result, TestsFailedError, Tree
+from tests.mutants.trees import Mutant, Result, StaleFaultError, TestsFailedError, Tree, listed
 
 OUT: Final = Path("out/mutants.json")
 LISTED, SAMPLED = "listed", "sampled"

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.trees import ROOT, Mutant
 
 
 class Package(NamedTuple):

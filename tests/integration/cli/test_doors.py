@@ -1,4 +1,4 @@
-"""The command line's doors before a gateway with a scripted router, and before what is no gateway."""
+"""The command line, of users and of tenants, before a gateway with a scripted router, and before what is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The denoiser behind real NATS: it takes rows, tells of them once, and reports what it measured."""
+"""The denoiser behind real NATS: it takes rows, tells of them once, reports what it measured, and survives faults."""
 
 from __future__ import annotations
 

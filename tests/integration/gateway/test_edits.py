@@ -1,4 +1,4 @@
-"""`POST /v1/images/edits` in front of a scripted router."""
+"""Edits and generations, with pictures beside their own, in front of a scripted router."""
 
 from __future__ import annotations
 

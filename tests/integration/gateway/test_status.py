@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, lists, the document of the API, the studio's files, with servers that come and go."""
+"""Health, readiness, metrics, lists, the studio's files, with servers that come and go; and a gateway that leaves."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ import torch
 from giornata_denoiser.parallel import shared
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
-from tests.integration.denoiser.parallel.members import CPU, Member, Members
-from tests.integration.denoiser.parallel.steps import Latents, advanced
+from tests.integration.denoiser.parallel.members import CPU, Latents, Member, Members, advanced
 from tests.lab.gpu.engines import FLOAT32, family
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

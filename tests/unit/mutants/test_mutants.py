@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import ROOT, Fault, StaleFaultError, listed
 from tests.mutants.sampling import PURE, applied, edits, sample
+from tests.mutants.trees import ROOT, Fault, StaleFaultError, listed
 
 
 @pytest.mark.parametrize("fault", listed(), ids=lambda fault: fault.name)

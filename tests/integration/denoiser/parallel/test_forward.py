@@ -31,10 +31,11 @@ from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
-from tests.integration.denoiser.parallel.members import Member, Members
-from tests.integration.denoiser.parallel.steps import (
+from tests.integration.denoiser.parallel.members import (
     Latents,
     Made,
+    Member,
+    Members,
     Together,
     advanced,
     assert_close,
@@ -43,9 +44,9 @@ from tests.integration.denoiser.parallel.steps import (
 )
 from tests.present import present
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
-from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
+from tests.unit.denoiser.engine.test_loop import LoraSetStore
 from tests.unit.denoiser.engine.test_masked import GivenResiduals, drawn, masked, step, uses_of
-from tests.unit.denoiser.engine.test_unkept import Unkept
+from tests.unit.denoiser.engine.test_padding import Unkept
 from tests.unit.denoiser.families import test_unet_engine as unets
 from tests.unit.denoiser.families.test_driven import region_of
 

@@ -10,8 +10,15 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata_denoiser.parallel import GroupLost, RankGroup
-from tests.integration.denoiser.parallel.members import CPU, Lost, Member, Members
-from tests.integration.denoiser.parallel.steps import alone, assert_close, step_of
+from tests.integration.denoiser.parallel.members import (
+    CPU,
+    Lost,
+    Member,
+    Members,
+    alone,
+    assert_close,
+    step_of,
+)
 from tests.integration.denoiser.parallel.test_forward import unequal
 
 ALL = (0, 1, 2, 3)

@@ -33,8 +33,8 @@ from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.present import present
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finish_rows, finished, template
+from tests.unit.denoiser.engine.test_corrections import Hiccup
 from tests.unit.denoiser.engine.test_masked import FLOAT32, OF, exact_family
-from tests.unit.denoiser.engine.test_renewing import Hiccup
 
 # The engine with templates where rows fail, leave or come again: the others are as they were.
 

@@ -22,7 +22,7 @@ from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.unit.denoiser.engine.edits import engine, finished
-from tests.unit.denoiser.families.test_driven_engine import edit, masked
+from tests.unit.denoiser.families.test_driven import edit, masked_row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 DRIVEN = ["sd3", "chroma", "qwen-image", "qwen-image-2.1", "flux2", "flux2-klein", "z-image"]
@@ -119,6 +119,6 @@ def test_quantised_driven_families_compute_masked_rows_too(name: str) -> None:
     network = kind(quantized(model, WeightQuantization.INT8))
     of = replace(tiny_driven.family(name), network=network, text=network.text)
     made = engine(of)
-    row = changed(masked(edit(of, Spec(steps=3))), renewed_every=3)
+    row = changed(masked_row(edit(of, Spec(steps=3))), renewed_every=3)
     made.batch.submit([row])
     assert all(row.latent.isfinite().all() for row in finished(made).values())
