@@ -64,8 +64,6 @@ INSPECTION = jobs.Inspection(
     mask_ratio=0.25,
     compute_set={1: CellMap(height=3, width=4, bits=b"\xee\xe0")},
     template_key="tt",
-    mask_key="mm",
-    mask_whole=True,
     prepared=REF,
     alpha=REF,
     crop=(8, 4, 48, 40),

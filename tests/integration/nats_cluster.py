@@ -9,8 +9,8 @@ from pathlib import Path
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from giornata.bus.connection import ask_jetstream
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
-from giornata.retries import ask_jetstream
 from giornata.wire.subjects import NatsRole
 from giornata_tools.launcher.plan import free_ports
 from tests.integration.nats_server import NatsServer

@@ -13,8 +13,7 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.control.networks import ControlNet
 from giornata.families import Family, when_called
 from giornata.gpus import DeviceLedger, host_device
-from giornata.memory_plan import ModelMemory
-from giornata.model_cards import model_memory, read_model_card
+from giornata.model_cards import ModelMemory, model_memory, read_model_card
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard

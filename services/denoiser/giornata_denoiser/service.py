@@ -18,9 +18,9 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus, Endpoint, publish_state, state_of, telemetry
+from giornata.bus.connection import read_just_made
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.records import JobRecordStore, TemplateRecords
-from giornata.retries import read_just_made
 from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
 from giornata.wire.controlnets import ControlBase

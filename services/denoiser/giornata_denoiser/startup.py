@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
+from giornata.model_cards import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.low_rank import FactorSpan, LowRankFactors, add_products
 from giornata.packed.packing import UNTRACED, Region, make_region, with_companions
 from giornata.planning.cost_model import CostModel, Profile

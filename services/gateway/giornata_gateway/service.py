@@ -11,8 +11,8 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus, publish_state, telemetry
+from giornata.bus.connection import read_just_made
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
-from giornata.retries import read_just_made
 from giornata.wire import subjects
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.workers import FleetSummary

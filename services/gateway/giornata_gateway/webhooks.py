@@ -23,8 +23,9 @@ import aiohttp
 import nats.errors
 import structlog
 
-from giornata import __version__, retries
+from giornata import __version__
 from giornata.bus.bus import Bus
+from giornata.deadlines import retry_patiently
 from giornata.records import WebhookRecords
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -419,7 +420,7 @@ class WebhookService:
             yield
             return
         done = subjects.events_of_kind(EventKind.DONE)
-        follow = retries.patiently((nats.errors.Error, GiornataError))  # what fails is begun again
+        follow = retry_patiently((nats.errors.Error, GiornataError))  # what fails is begun again
         async with (
             self._bus.listen(done, DoneEvent, self._hear),
             asyncio.TaskGroup() as tasks,

@@ -19,8 +19,13 @@ from nats.js.errors import APIError
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
-from giornata.residency.host_tiers import HostTiers
-from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, use_plan
+from giornata.residency.use_based import (
+    AdapterTier,
+    AdapterUsage,
+    HostTiers,
+    ResidencySnapshot,
+    use_plan,
+)
 from giornata.scheduling.placement import Placement
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError

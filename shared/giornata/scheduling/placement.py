@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from giornata.fleet import Fleet, LastSeenTimes
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import ControlOffers, PendingAdapterLoads
 from giornata.scheduling.cost_models import UNKNOWN, WorkerCostModels
 from giornata.scheduling.demand import JobDemand, WorkerEstimate
@@ -333,7 +333,10 @@ class Placement:
     def assign(self, job_id: str, attempt: int, worker: str, demand: JobDemand, now: float) -> None:
         """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
         if job_id not in self._attempts:
-            self._see(demand)
+            if demand.template is not None:
+                self._repeats.see(demand.template)
+            for lora in demand.adapters:
+                self._lora_repeats.see(lora.digest)
         self.release(job_id, attempt)
         booking = AssignedAttempt((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
@@ -386,12 +389,6 @@ class Placement:
             for known, attempt in counted:
                 known.forget(attempt, *before[known.name])
                 self._changed(known)
-
-    def _see(self, demand: JobDemand) -> None:
-        if demand.template is not None:
-            self._repeats.see(demand.template)
-        for lora in demand.adapters:
-            self._lora_repeats.see(lora.digest)
 
     def _closed(self, demand: JobDemand, excluded: Collection[str]) -> Collection[str]:
         closed = self._lacking(demand) | self._refused

@@ -32,8 +32,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.encoding import template_row
-from giornata_prepost.families.protocol import rehearse
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.distances import distance
 from tests.integration.conformance.families import CASES, REFERENCES, UNETS, Asked, OpenFamily, PaintedPicture
@@ -292,7 +291,7 @@ def test_the_compute_set_is_what_the_mask_touches(of: OpenFamily) -> None:
 
 @ONE_OF_EACH
 def test_prepost_rehearses_it(of: OpenFamily) -> None:
-    rehearse(of.served.images)
+    of.served.images.rehearse()
 
 
 @ONE_OF_EACH

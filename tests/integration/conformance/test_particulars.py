@@ -25,7 +25,7 @@ from giornata_lab.baseline.pipeline import opened
 from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
 from giornata_prepost.images import stages
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.images.stages import PixelLimits
 from tests.distances import distance
 from tests.integration.conformance.families import (

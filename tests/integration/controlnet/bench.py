@@ -18,8 +18,8 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
+from giornata.control.link import ControlFailed
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.messages import ControlFailed
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from giornata.blobs import BlobStore, MemoryBlobs
+from giornata.blobs import BlobStore
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
@@ -27,10 +27,11 @@ from giornata.wire.messages import CancelRows, DoneEvent, EventKind, JobAck, Sub
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.subjects import STORE_BYTES, NatsRole
-from giornata_router import denoise_stage, leadership
+from giornata_router import dispatch, leadership
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.configs import configured
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost, worker_costs
 from tests.patience import HUNG_MS, HUNG_S
@@ -192,9 +193,7 @@ async def running_router(
     with pytest.MonkeyPatch.context() as patch:
         for place in (streams, leadership):
             patch.setattr(place, "LEASE_TTL_S", lease_s)
-        patch.setattr(
-            denoise_stage, "RUN_REPLY_S", LEASE_S
-        )  # a worker that answers late is asked nothing twice
+        patch.setattr(dispatch, "RUN_REPLY_S", LEASE_S)  # a worker that answers late is asked nothing twice
         task = asyncio.create_task(live())
         try:
             yield task

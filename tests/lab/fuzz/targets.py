@@ -60,7 +60,7 @@ from giornata_gateway.rules.forms import (
 )
 from giornata_gateway.views.jobs import ErrorAnswer, error_detail
 from giornata_lab.loadgen import traces
-from giornata_lora_store.headers import LoraSizeLimits, inspect_file
+from giornata_lora_store.validation import LoraSizeLimits, inspect_file
 from giornata_prepost.images.pictures import decode
 from tests.fakes.fleet import CARD, SDXL
 

@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
-from giornata.blobs import MemoryBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -58,6 +57,7 @@ from giornata_gateway.jobs.resources import Loras
 from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
 from tests.contract.messages import JOB
 from tests.fakes import virtual_time
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.fleet import CARD
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.wire.loras import CanonicalLora, HostTier, LoraRecord, LoraState, StoredFile, TierChange
 from giornata.wire.workers import (
     ServiceName,

@@ -29,8 +29,16 @@ from giornata import runtime
 from giornata.blobs import S3Blobs
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
-from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_device
-from giornata.model_cards import ITEM_BYTES, TEMPLATE_BITS, level_bytes, model_memory, read_model_card
+from giornata.model_cards import (
+    CONTEXT_BYTES,
+    ITEM_BYTES,
+    TEMPLATE_BITS,
+    USABLE,
+    level_bytes,
+    model_memory,
+    plan_device,
+    read_model_card,
+)
 from giornata.planning.operations import LEAST_LEVELS
 from giornata.runtime import memory_bytes
 from giornata.wire.errors import GiornataError

@@ -14,9 +14,9 @@ from typing import Final
 
 import aiohttp
 
-from giornata import retries
 from giornata.bus import bus
 from giornata.config import ENV_PREFIX, new_instance
+from giornata.deadlines import retry_soon
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
@@ -131,7 +131,7 @@ async def answers_200(url: str, limit_s: float) -> None:
             async def ask() -> None:
                 await session.get(url)
 
-            await retries.soon(aiohttp.ClientError, limit_s)(ask)
+            await retry_soon(aiohttp.ClientError, limit_s)(ask)
     except aiohttp.ClientError as error:
         raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error
 

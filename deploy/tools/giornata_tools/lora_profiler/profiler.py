@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from giornata import retries
 from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline, heed_cancel
+from giornata.deadlines import Deadline, heed_cancel, retry_patiently
 from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora
@@ -287,7 +286,7 @@ class LoraProfiler:
             )
 
         # a full queue is no reason to begin with the first picture again
-        reply: EditReply = await retries.patiently(Overloaded, self.setting.timeout_s)(ask)
+        reply: EditReply = await retry_patiently(Overloaded, self.setting.timeout_s)(ask)
         if not reply.pictures:
             raise Failed("; ".join(reply.errors))
         _check_step(reply.pictures[0], asked)

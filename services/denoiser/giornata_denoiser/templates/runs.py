@@ -13,8 +13,9 @@ import nats.errors
 import structlog
 import torch
 
-from giornata import retries, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
+from giornata.deadlines import retry_patiently
 from giornata.planning.operations import (
     LEAST_LEVELS,
     TemplateRunScope,
@@ -256,7 +257,7 @@ class TemplateRegistrations:
         except Exception:  # the report's edge: logged; edits find the template without it
             log.exception("template_not_reported", template=registered.template_id)
 
-    @retries.patiently(nats.errors.Error, TELL_S).wraps
+    @retry_patiently(nats.errors.Error, TELL_S).wraps
     async def _change(
         self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
     ) -> None:

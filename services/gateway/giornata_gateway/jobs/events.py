@@ -16,8 +16,8 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from giornata.bus.bus import Bus
+from giornata.bus.connection import ask_jetstream
 from giornata.deadlines import Deadline
-from giornata.retries import ask_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import Job, JobState

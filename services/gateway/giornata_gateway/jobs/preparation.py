@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from giornata import retries, tracing
+from giornata import tracing
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, named_control_images
@@ -218,7 +218,7 @@ class SegmentationClient:
             with span("mask", TraceSpanKind.ASKS):
                 return await self.bus.call(subject, request, MaskReply, soon)
 
-        reply: MaskReply = await retries.soon(ServiceUnavailable, self.config.submit_window_s)(ask)
+        reply: MaskReply = await retry_soon(ServiceUnavailable, self.config.submit_window_s)(ask)
         return reply
 
     @asynccontextmanager

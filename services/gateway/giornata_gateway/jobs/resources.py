@@ -14,10 +14,9 @@ from typing import Final
 
 import structlog
 
-from giornata import retries
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.records import BucketMirror, LoraRecords, TemplateRecords, owner_of
 from giornata.shares import has_room
 from giornata.wire import subjects, templates
@@ -354,7 +353,7 @@ class TemplateRegistry:
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:
             await self.blobs.put(record.image.key, image, self._picture_s)
-            attempts = retries.soon(ServiceUnavailable, self.config.submit_window_s)
+            attempts = retry_soon(ServiceUnavailable, self.config.submit_window_s)
             recorded: TemplateRecord = await attempts(
                 self.bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline
             )

@@ -18,9 +18,8 @@ import nats.errors
 import structlog
 from nats.js.errors import NotFoundError
 
-from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_patiently, retry_soon
 from giornata.records import Change, JobRecordStore
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects
@@ -177,7 +176,7 @@ class JobEnds:
 
     async def check(self) -> None:
         """Wake the requests whose job ended while its event could not be heard."""
-        asking = retries.patiently(nats.errors.Error, CHECK_WINDOW_S)
+        asking = retry_patiently(nats.errors.Error, CHECK_WINDOW_S)
         for job_id in list(self._futures):
             try:
                 record: JobRecord = await asking(self._ledger.get, job_id)
@@ -371,7 +370,7 @@ class JobSubmitter:
             return None
 
         try:
-            full = await self.storage.full_for_jobs() or await retries.soon(
+            full = await self.storage.full_for_jobs() or await retry_soon(
                 (ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s
             )(ask)
             if full is not None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.blobs.store import MemoryBlobs
 from giornata.packed.packing import make_region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField, RowPoisoned
@@ -48,6 +47,7 @@ from giornata_denoiser.rows.parts import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.fleet import CARD
 from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.control.link import LinkLate, LinkLost
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import LinkLate, LinkLost
 from giornata.control.link.server import Listener
 from giornata.control.networks import ControlNet, load
 from giornata.packed.packing import make_region

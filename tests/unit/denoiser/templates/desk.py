@@ -15,7 +15,6 @@ import structlog
 import torch
 
 from giornata import tensors
-from giornata.blobs import MemoryBlobs
 from giornata.families import Family as FamilyName
 from giornata.planning.operations import StepCosts
 from giornata.scheduling.batch import Capacity
@@ -35,6 +34,7 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
 from tests.contract.messages import CARD
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.patience import HUNG_S

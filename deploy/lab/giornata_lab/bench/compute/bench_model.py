@@ -31,9 +31,8 @@ from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
-from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 
 
 @dataclass(frozen=True, eq=False)
