@@ -414,8 +414,13 @@ ASSETS: Final = web.AppKey("assets", Mapping[str, Asset])
 def load_assets() -> Mapping[str, Asset]:
     """Every file of ``static/`` by its path there."""
     static = Path(str(files("giornata_gateway"))) / "static"
-    served = (path for path in static.rglob("*") if path.suffix in CONTENT_TYPES)
-    return {path.relative_to(static).as_posix(): _asset(path) for path in served}
+    served: dict[str, Asset] = {}
+    for path in static.rglob("*"):
+        if path.suffix in CONTENT_TYPES:
+            body = path.read_bytes()
+            etag = hashlib.sha256(body).hexdigest()[:32]
+            served[path.relative_to(static).as_posix()] = Asset(body, CONTENT_TYPES[path.suffix], etag)
+    return served
 
 
 async def studio(request: web.Request) -> web.Response:
@@ -452,8 +457,3 @@ def _answer(request: web.Request, path: str) -> web.Response:
     if any(tag.value in {found.etag, "*"} for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     return web.Response(body=found.body, headers=headers | {"Content-Type": found.content_type})
-
-
-def _asset(path: Path) -> Asset:
-    body = path.read_bytes()
-    return Asset(body, CONTENT_TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])
