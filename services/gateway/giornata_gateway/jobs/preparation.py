@@ -393,11 +393,6 @@ class JobPreparer:
             cfg_scale=cfg_scale(parameters, card),
         )
 
-    async def check_blobs(self, order: EditOrder) -> None:
-        """Raise InvalidField where a claim check of the order leads to no blob."""
-        for name, picture in order.pictures.items():
-            await check_stored(self.blobs, name, picture)
-
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
         await forget(self.blobs, *(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
