@@ -34,6 +34,7 @@ from giornata_denoiser.rows.template import (
     store,
     template_noise,
 )
+from giornata_denoiser.templates.runs import wanted_recording
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
@@ -218,7 +219,7 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(inputs, "wanted_recording", watched("wanted", inputs.wanted_recording))
+    monkeypatch.setattr(inputs, "wanted_recording", watched("wanted", wanted_recording))
     monkeypatch.setattr(inputs, "with_reuse", watched("reused", inputs.with_reuse))
     async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)
