@@ -84,18 +84,6 @@ def job(
     return make_job(tenant=tenant, weight=weight, slo_ms=slo_ms, priority=priority, budget_ms=600_000)
 
 
-async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
-    bench: Bench, nats_account: str
-) -> None:
-    flood, single = [job("many") for _ in range(8)], job("one")
-    async with counter(bench, nats_account) as line:
-        await line.join(*flood, single)
-        order, ended = await line.served(*flood, single)
-    assert {event.state for event in ended} == {JobState.COMPLETED}
-    assert order.index(single) <= 1
-    assert [one for one in order if one is not single] == flood
-
-
 @pytest.mark.parametrize("ageing_s", [0.5, 600.0])
 async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
     bench: Bench, nats_account: str, ageing_s: float

@@ -28,8 +28,7 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.views.catalog import fleet_view, model_list
 from giornata_router.fleet_reports import StepRates, report
-from giornata_tools.cli.models import model_table, models_table
-from giornata_tools.cli.status import adapter_table, fleet_table, sums
+from giornata_tools.cli.status import adapter_table, fleet_table, model_table, models_table, sums
 from giornata_tools.cli.top import COLUMNS, WINDOW_S, CounterWindow, TelemetryAggregator, screen
 from tests.contract.messages import CARD
 from tests.fakes import fleet as fakes
