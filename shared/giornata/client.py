@@ -26,7 +26,7 @@ from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.tracing import TRACEPARENT
 from giornata.wire import codec, messages, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
@@ -48,7 +48,14 @@ from giornata.wire.messages import (
     StateEvent,
     StepEvent,
 )
-from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
+from giornata.wire.requests import (
+    EditParameters,
+    GenerationParameters,
+    asked,
+    check_control_images,
+    named_control_images,
+    named_references,
+)
 
 __all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]
 

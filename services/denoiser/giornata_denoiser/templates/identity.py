@@ -16,11 +16,10 @@ from giornata.planning.operations import (
     is_all_or_nothing,
     largest_scope_within,
 )
-from giornata.wire.jobs import Inspection
+from giornata.wire.jobs import Inspection, picture_id
 from giornata.wire.models import MOMENTS, PARTS, BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.templates import digest_of, picture_id
-from giornata.wire.values import BlockMode
+from giornata.wire.values import BlockMode, digest_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import BITS, EXACT, CacheForm, WeightQuantization
 from giornata_denoiser.config import DenoiserConfig

@@ -20,10 +20,10 @@ from giornata.scheduling.batch import RowKey
 from giornata.scheduling.placement import TemplateRunPolicy
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
-from giornata.wire.jobs import BlobRef
+from giornata.wire.jobs import BlobRef, picture_id
 from giornata.wire.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.wire.requests import Reuse
-from giornata.wire.templates import TemplateInputs, picture_id
+from giornata.wire.templates import TemplateInputs
 from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy, TextReusePolicy
