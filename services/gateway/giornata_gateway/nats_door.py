@@ -44,7 +44,6 @@ from giornata.wire.requests import (
     EditParameters,
     GenerationParameters,
     asked,
-    check_control_images,
     check_count,
     named_control_images,
 )
@@ -212,7 +211,6 @@ def check_envelope(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
     check_count(len(envelope.reference))
     for reference in envelope.reference:
         _check_picture(reference, REFERENCE, tenant.name, limit_bytes)
-    check_control_images(len(envelope.control_image))
     for name, picture in named_control_images(envelope.control_image).items():
         _check_picture(picture, name, tenant.name, limit_bytes)
 

@@ -444,7 +444,7 @@ class LiveJobRecord:
         """The latest revision that is known.
 
         Raises:
-            EndedError: it is terminal.
+            JobEndedError: it is terminal.
             JobCancelled: a cancel was asked for.
         """
         heed_cancel()

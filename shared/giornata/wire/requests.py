@@ -59,7 +59,14 @@ def named_references(references: Sequence[T]) -> dict[str, T]:
 
 
 def named_control_images(images: Sequence[T]) -> dict[str, T]:
-    """Control images by the names of their files, in their order."""
+    """Control images by the names of their files, in their order; InvalidField where they are more than are taken."""
+    if len(images) > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request brings too many control images.",
+            field=CONTROL_IMAGE,
+            received=f"{len(images)} pictures",
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
     return dict(zip(CONTROL_IMAGES, images, strict=False))
 
 
@@ -71,17 +78,6 @@ def check_count(count: int) -> None:
             field=REFERENCE,
             received=f"{count} pictures",
             accepted=f"at most {MAX_REFERENCES}",
-        )
-
-
-def check_control_images(count: int) -> None:
-    """Raise InvalidField where a request brings more control images than ControlNets could see."""
-    if count > MAX_CONTROLNETS:
-        raise InvalidField(
-            "The request brings too many control images.",
-            field=CONTROL_IMAGE,
-            received=f"{count} pictures",
-            accepted=f"at most {MAX_CONTROLNETS}",
         )
 
 
