@@ -422,7 +422,6 @@ MESSAGES: list[BaseModel] = [
     loras.TierLoadRequest(file=STORED, ahead=True, remaining_ms=900),
     loras.TierLoadReply(loaded=True),
     loras.WantedFiles(epoch=(7, 8), number=3, sha256s=loras.packed(["ab" * 32])),
-    messages.LoadLoras(files=(STORED,), epoch=messages.Epoch(7, 8)),
     ErrorBody(
         code="mask_empty",
         message="nothing",

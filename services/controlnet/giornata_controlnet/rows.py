@@ -42,7 +42,7 @@ from giornata.control.networks import (
     select_control_images,
 )
 from giornata.model_cards import read_control_card
-from giornata.packed.compute_set import Region, region_of
+from giornata.packed.packing import Region, region_of
 from giornata.planning.operations import control_work
 from giornata.residency.tiers import LoadedTier, TierLookup
 from giornata.wire.adapters import ControlCard

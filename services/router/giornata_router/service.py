@@ -25,8 +25,7 @@ from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import AdapterPlan, rock_match
-from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.wire.messages import (
@@ -64,13 +63,6 @@ Reply = TypeVar("Reply", bound=BaseModel)
 log = structlog.get_logger(__name__)
 
 
-def scheduler_of(config: RouterConfig) -> Scheduler:
-    """The rule that gives waiting rows to workers."""
-    if config.adapter_plan is AdapterPlan.ROCK:
-        return QueueOrderScheduler(rock_match, loads_ahead=False)
-    return QueueOrderScheduler(POLICIES[config.policy])
-
-
 class Router:
     """One router instance: active or standing by."""
 
@@ -93,7 +85,9 @@ class Router:
         def listened_s() -> float:
             return self._clock.listened_s
 
-        self._dispatch = Dispatch(scheduler_of(config), placement, line, connected, listened_s)
+        self._dispatch = Dispatch(
+            QueueOrderScheduler(POLICIES[config.policy]), placement, line, connected, listened_s
+        )
         stages = StagePlacement(
             placement.fleet,
             by_deadline=config.policy is PolicyName.DEADLINE_AWARE,

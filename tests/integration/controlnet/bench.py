@@ -31,7 +31,7 @@ from giornata.control.networks import (
     run,
 )
 from giornata.deadlines import Deadline
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.runtime import host_name
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlKind, ControlUse, control_name

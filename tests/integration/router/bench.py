@@ -17,9 +17,9 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
+from giornata.residency.use_based import USE_PERIOD_S
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
-from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, JobRecord, JobState, Priority
@@ -155,8 +155,7 @@ async def running_router(
     records_of: type[JobRecordStore] = JobRecordStore,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
-    adapter_plan: AdapterPlan = AdapterPlan.USE,
-    placement_s: float | None = None,
+    placement_s: float = USE_PERIOD_S,
     lease_s: float = LEASE_S,
     **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
@@ -174,7 +173,6 @@ async def running_router(
         prepared_rows=prepared_rows,
         policy=policy,
         ageing_s=ageing_s,
-        adapter_plan=adapter_plan,
         placement_s=placement_s,
         **more,
     )

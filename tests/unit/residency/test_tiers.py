@@ -325,7 +325,7 @@ def test_changes_that_wait_are_bounded() -> None:
     assert tiers.gaps() == {"h": "i"}, "the oldest of those after it are gone"
 
 
-# Uses of adapters: halved with time, counted in windows, by pairs.
+# Uses of adapters, halved with time.
 
 
 JOBS = st.lists(st.tuples(st.floats(0, 50), st.sets(st.sampled_from("abcd"), max_size=3)), max_size=40)
@@ -333,7 +333,7 @@ JOBS = st.lists(st.tuples(st.floats(0, 50), st.sets(st.sampled_from("abcd"), max
 
 @given(JOBS)
 def test_uses_are_those_of_their_definition(jobs: list[tuple[float, set[str]]]) -> None:
-    uses, now, seen = AdapterUsage(half_life_s=100.0, window_s=60.0), 0.0, list[tuple[float, set[str]]]()
+    uses, now, seen = AdapterUsage(half_life_s=100.0), 0.0, list[tuple[float, set[str]]]()
     for pause_s, asked in jobs:
         now += pause_s
         uses.see(asked, now)
@@ -341,9 +341,3 @@ def test_uses_are_those_of_their_definition(jobs: list[tuple[float, set[str]]]) 
     for digest in "abcd":
         expected = sum(0.5 ** ((now - at) / 100.0) for at, asked in seen if digest in asked)
         assert uses.lately(digest, now) == pytest.approx(expected)
-        assert uses.counts(30.0, now)[digest] == sum(
-            at >= now - 30.0 and digest in asked for at, asked in seen
-        )
-    assert uses.together(60.0, now)["a", "b"] == sum(
-        at >= now - 60.0 and {"a", "b"} <= asked for at, asked in seen
-    )

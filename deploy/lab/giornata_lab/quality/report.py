@@ -118,6 +118,9 @@ class RunComparison(BaseModel):
     psnr_db: float
     psnr_in_mask_db: float
     """Means over pictures; equal ones count as `giornata_lab.quality.metrics.PSNR_CEILING_DB`."""
+    ssim_in_mask_median: float
+    ssim_in_mask_p5: float
+    ssim_in_mask_least: float
 
 
 class QualityGate(BaseModel):
@@ -214,6 +217,7 @@ def closeness(pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: Qualit
         for scored, theirs in pairs
     ]
     _, whole_ssim, mask_ssim, whole_psnr, mask_psnr = (float(x) for x in np.mean(rows, axis=0))
+    median, p5, least = (float(x) for x in np.quantile([row[2] for row in rows], (0.5, 0.05, 0)))
     return RunComparison(
         folder=folder,
         other=other,
@@ -223,6 +227,9 @@ def closeness(pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: Qualit
         ssim_in_mask=mask_ssim,
         psnr_db=whole_psnr,
         psnr_in_mask_db=mask_psnr,
+        ssim_in_mask_median=median,
+        ssim_in_mask_p5=p5,
+        ssim_in_mask_least=least,
     )
 
 

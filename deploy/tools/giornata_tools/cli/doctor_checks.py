@@ -43,11 +43,11 @@ from giornata.planning.operations import LEAST_LEVELS
 from giornata.runtime import memory_bytes
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard
+from giornata_tools.cli.extras import installed, lacking
 from giornata_tools.clients.edits import RequestRefused, ServerUnreachable, nats_urls, without_password
 from giornata_tools.clients.http import open_http
 from giornata_tools.connection import port_error
 from giornata_tools.launcher.models import StackModel, repeated_name
-from giornata_tools.provenance import installed, lacking
 
 # What a check has found. Pure.
 

@@ -28,19 +28,22 @@ from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     LOADING,
+    EmbeddedNats,
     GatewayPorts,
     StackPlan,
+    check_port,
     empty,
     environment,
     has_room,
     locked,
     model_environment,
+    nats_command,
     restart_delay_s,
     service_command,
     socket_folder,
+    valkey_command,
 )
 from giornata_tools.launcher.process import LaunchCommand, LaunchError, SpawnChild, StackProcess, single_error
-from giornata_tools.launcher.servers import EmbeddedNats, check_port, nats_command, valkey_command
 from giornata_tools.launcher.warden import OrphanReaper
 
 # What telemetry says of the fleet, and a way to wait until it says something.

@@ -111,7 +111,7 @@ class ResidualCache(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class AddedResiduals:
-    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.compute_set.Residuals`."""
+    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.packing.Residuals`."""
 
     nth: int
     """Which of the row's sequences."""

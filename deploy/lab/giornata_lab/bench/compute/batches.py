@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.packing import BlockInputs, CachedTokens
 from giornata.planning.operations import step_work
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks

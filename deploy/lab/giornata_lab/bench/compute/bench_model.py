@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.packed.compute_set import Region, region_of
+from giornata.packed.packing import Region, region_of
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
@@ -24,8 +24,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.adapters import NONE, Adapters
+from giornata_denoiser.families.network import build_row
+from giornata_denoiser.rows.parts import NO_ADAPTERS, Adapters
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
@@ -87,7 +87,7 @@ class BenchModel:
         request: Request,
         recording: RecordingSpec,
         steps: int,
-        adapters: Adapters = NONE,
+        adapters: Adapters = NO_ADAPTERS,
         noise: Tensor | None = None,
     ) -> CachedTemplate:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.

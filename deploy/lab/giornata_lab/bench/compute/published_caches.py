@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from giornata.packed.compute_set import Region, make_region
 from giornata.packed.flux import FluxForward, Modulation
-from giornata.packed.packing import UNTRACED
+from giornata.packed.packing import UNTRACED, Region, make_region
 from giornata_denoiser.families.flux import FluxBatch, FluxFill
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate

@@ -9,11 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import make_region, with_companions
+from giornata.packed.packing import make_region, with_companions
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.network import ModelFamily, build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row, RowInputs, RowReuse, RowWishes
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
