@@ -20,7 +20,6 @@ from giornata.api_keys import Tenant as TenantName
 from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import codec, resolution, subjects
-from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, JobRecord, JobState
 from giornata.wire.messages import (
@@ -40,7 +39,14 @@ from giornata.wire.messages import (
     StateEvent,
 )
 from giornata.wire.models import Task
-from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
+from giornata.wire.requests import (
+    REFERENCE,
+    EditParameters,
+    GenerationParameters,
+    asked,
+    check_count,
+    named_control_images,
+)
 from giornata.wire.subjects import NatsRole, inbox
 from giornata_gateway.admission import Tenant
 from giornata_gateway.gateway import Gateway
@@ -213,7 +219,6 @@ def check_envelope(envelope: GenerateEnvelope, tenant: Tenant, limit_bytes: int)
         )
     check_time(envelope.remaining_ms)
     check_count(len(envelope.reference))
-    check_control_images(len(envelope.control_image))
     check_pictures(envelope.brought, tenant, limit_bytes)
     if isinstance(envelope, EditEnvelope):
         check_source(envelope.image, envelope.template_id)

@@ -15,9 +15,8 @@ import aiohttp
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
 
 from giornata.logs import escape_controls
-from giornata.wire.adapters import named_control_images
 from giornata.wire.errors import ErrorBody
-from giornata.wire.requests import REFERENCE
+from giornata.wire.requests import REFERENCE, named_control_images
 from giornata_tools.clients.edits import (
     EditCall,
     EditOutcome,

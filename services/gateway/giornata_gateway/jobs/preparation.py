@@ -24,7 +24,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, retry_soon
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
@@ -37,6 +37,7 @@ from giornata.wire.requests import (
     EditParameters,
     SegmentationFields,
     evaluations_of,
+    named_control_images,
     named_references,
 )
 from giornata.wire.resolution import cfg_scale, resolve
