@@ -19,7 +19,7 @@ from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lab.simulation.baselines import PLANNERS
-from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob, digest_of
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import (
@@ -185,7 +185,6 @@ class Simulation:
                 templates or TemplateSetting(),
                 clock=self._clock,
                 done=self._denoised,
-                seed=options.seed * 100_003 + number,
                 adapters=kept,
                 shared=hosts[number // kept.workers_a_host],
                 batching=options.batching,
@@ -198,10 +197,6 @@ class Simulation:
             if options.placing == AdapterPlan.OFF
             else SimAdapterPlacement(options.placing, options.seed, kept, hosts, self._workers)
         )
-        self._models = {
-            name: (CARD.model_copy(update={"name": machine.model, "digest": digest_of(machine.model)}),)
-            for name, machine in zip(self._workers, machines, strict=True)
-        }
         self._carried = {job.job_id: _JobProgress(job, job.demand.rows) for job in jobs}
         self._arrived = 0
         self._ended: list[EndedJob] = []
@@ -316,7 +311,6 @@ class Simulation:
         told = {
             "instance": worker.name,
             "worker": state,
-            "models": self._models[worker.name],
             "controlnets": _cards(worker.machine),
         }
         self._placement.observe(TOLD.model_copy(update=told), now)
