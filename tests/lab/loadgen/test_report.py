@@ -9,15 +9,8 @@ import pytest
 from rich.console import Console
 
 from giornata_lab.loadgen.driver import judged
-from giornata_lab.loadgen.outcomes import (
-    LoadFigures,
-    MeasuredRun,
-    RequestOutcome,
-    ServerAnswer,
-    figures,
-    notes,
-    table,
-)
+from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures
+from giornata_lab.loadgen.report import MeasuredRun, notes, table
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
 
 SVG = "{http://www.w3.org/2000/svg}"

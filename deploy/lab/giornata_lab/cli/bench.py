@@ -33,7 +33,8 @@ from giornata_lab.loadgen.driver import (
     material,
     open_images_api,
 )
-from giornata_lab.loadgen.outcomes import MeasuredRun, RequestOutcome, charts, figures, notes, table, value
+from giornata_lab.loadgen.outcomes import RequestOutcome, figures
+from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_lab.loadgen.traces import OfferedLoad, drawn, replayed
 from giornata_lab.loadgen.workload import (
     MAX_SEED,
