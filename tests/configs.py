@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from giornata.config import ServiceConfig, constants
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=ServiceConfig)
 def configured(kind: type[C], **options: Any) -> C:
     """A configuration with `options`: settings of its kind, constants, and what is derived."""
     fixed = {name: options.pop(name) for name in constants(kind) & options.keys()}
-    derived = [name for name in options if isinstance(getattr(kind, name, None), property)]
+    derived = [name for name in options if isinstance(getattr(kind, name, None), property | cached_property)]
     fixed |= {name: property(partial(_given, options.pop(name))) for name in derived}
     assert options.keys() <= kind.model_fields.keys(), options
     changed: type[C] = types.new_class(kind.__name__, (kind,), {}, lambda body: body.update(fixed))

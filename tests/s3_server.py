@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from giornata_tools.launcher.servers import free_ports
+from giornata_tools.launcher.plan import free_ports
 from tests.patience import HUNG_S
 
 BUCKET: Final = "blobs"

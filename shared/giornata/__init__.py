@@ -7,7 +7,7 @@
 * :mod:`giornata.client` - Giornata from another application, over NATS
 * :mod:`giornata.families`, :mod:`giornata.checkpoints` - what a checkpoint is, and where it comes from
 * :mod:`giornata.config`, :mod:`giornata.runtime` - a service's settings and its process
-* :mod:`giornata.deadlines`, :mod:`giornata.retries` - how long a service waits, and when it tries again
+* :mod:`giornata.deadlines` - how long a service waits, and when it tries again
 * :mod:`giornata.tracing`, :mod:`giornata.logs` - spans and logs of a process
 """
 

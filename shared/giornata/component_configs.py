@@ -78,11 +78,6 @@ def unserved_unet(configs: CheckpointConfigs, levels: int, **options: object) ->
     return unserved_sampling(configs)
 
 
-def unserved_sd(configs: CheckpointConfigs) -> str | None:
-    """Return why a checkpoint of Stable Diffusion 1 or 2 is not served, as :func:`unserved_sampling` says it."""
-    return unserved_unet(configs, 4, addition_embed_type=None)
-
-
 def unserved_sdxl(configs: CheckpointConfigs) -> str | None:
     """Why a checkpoint of Stable Diffusion XL is not served, such as a refiner, or one with normalised latents."""
     if configs.pipeline.get("requires_aesthetics_score"):

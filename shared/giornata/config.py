@@ -194,7 +194,6 @@ _SCHEMES: Final = {
 }
 
 _GONE: Final = {
-    **dict.fromkeys(("line", "placement"), "adapter_plan"),
     **dict.fromkeys(("template_memory_mb", "template_first_mb", "lora_memory_mb"), "cache_memory_mb"),
     **dict.fromkeys(("template_device_mb", "lora_device_mb"), "cache_device_mb"),
     **dict.fromkeys(("template_disk_mb", "lora_disk_mb", "lora_host_mb"), "cache_disk_mb"),
@@ -203,9 +202,8 @@ _GONE: Final = {
     **dict.fromkeys(("queue_limit_interactive", "queue_limit_batch"), "queue_limit"),
     "max_request_bytes": "max_file_bytes",
     "control_advertise": "control_address",
-    **dict.fromkeys(
-        ("batch_caps", "control_renew_steps", "control_stale", "lora_host_name", "max_wait_s", "planner")
-    ),
+    **dict.fromkeys(("adapter_plan", "line", "lora_host_name", "max_wait_s", "placement", "planner")),
+    **dict.fromkeys(("batch_caps", "control_renew_steps", "control_stale")),
     "cell": None,  # an instance of another cell must not join the fleet of the cell that is left
 }
 """Settings of earlier versions, each with the one that took its place, if any; one that is given is refused."""

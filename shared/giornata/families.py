@@ -195,7 +195,7 @@ _SD: Final = CheckpointKind(
     text_chunks=4,
     kept_channels=partial(of_unet, 8),
     by_input_channels={4: Family.SD, 9: Family.SD_INPAINT},
-    unserved=component_configs.unserved_sd,
+    unserved=partial(component_configs.unserved_unet, levels=4, addition_embed_type=None),
 )
 _SDXL: Final = replace(
     _SD,

@@ -18,9 +18,8 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 from pydantic import BaseModel
 
-from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -178,7 +177,7 @@ async def _asked(bus: Bus, verb: subjects.LoraVerb, request: BaseModel, reply: t
         deadline = Deadline.after_ms(limit_ms)
         return await bus.call(subjects.lora(verb), request, reply, deadline, limit_bytes=MESSAGE_BYTES)
 
-    again = retries.soon((ServiceUnavailable, DeadlineExceeded), RESTART_S)
+    again = retry_soon((ServiceUnavailable, DeadlineExceeded), RESTART_S)
     return await again(ask)
 
 

@@ -23,9 +23,9 @@ from nats.js.errors import (
 from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
+from giornata.bus.connection import ask_jetstream, error_code, write_to_jetstream
 from giornata.bus.streams import LINGER_S, is_full
 from giornata.deadlines import Deadline, heed_cancel
-from giornata.retries import ask_jetstream, error_code, write_to_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     GiornataError,

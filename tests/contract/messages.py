@@ -64,8 +64,6 @@ INSPECTION = jobs.Inspection(
     mask_ratio=0.25,
     compute_set={1: CellMap(height=3, width=4, bits=b"\xee\xe0")},
     template_key="tt",
-    mask_key="mm",
-    mask_whole=True,
     prepared=REF,
     alpha=REF,
     crop=(8, 4, 48, 40),
@@ -424,7 +422,6 @@ MESSAGES: list[BaseModel] = [
     loras.TierLoadRequest(file=STORED, ahead=True, remaining_ms=900),
     loras.TierLoadReply(loaded=True),
     loras.WantedFiles(epoch=(7, 8), number=3, sha256s=loras.packed(["ab" * 32])),
-    messages.LoadLoras(files=(STORED,), epoch=messages.Epoch(7, 8)),
     ErrorBody(
         code="mask_empty",
         message="nothing",

@@ -13,11 +13,12 @@ import pytest
 import redis.asyncio
 from obstore.store import S3Store
 
-from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
+from giornata.blobs import BlobStore, RedisBlobs, S3Blobs, open_blobs
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.memory_network import NetworkedLoop
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.valkey import socket_folder, valkey

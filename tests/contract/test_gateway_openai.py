@@ -22,6 +22,7 @@ from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, Jo
 from giornata.wire.messages import PreviewEvent
 from giornata.wire.requests import PROMPTS_FIT, EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata_gateway.http import server
 from giornata_gateway.http.a1111 import A1111_ROUTES
 from giornata_gateway.http.responses import frame
 from giornata_gateway.http.routes import FOLLOWED, ROUTES, document
@@ -116,7 +117,7 @@ def test_the_document_has_every_route_and_no_other() -> None:
         if method in {"get", "post", "put", "delete"}
     }
     app = web.Application()
-    app.add_routes([route.served() for route in ROUTES])
+    app.add_routes(map(server.served, ROUTES))
     served = {
         (route.resource.canonical, route.method.lower()) for route in app.router.routes() if route.resource
     }

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
-from giornata.scheduling.rock import rock_match
-from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
+from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
@@ -26,8 +25,7 @@ from tests.fakes.fleet import CARD
 NOW: Final = 100.0
 SHAPE: Final = RowShape(text=4, image=16, computed=8, steps=10)
 SCHEDULERS_SERVED: Final[Mapping[str, Scheduler]] = {
-    **{str(name): RunOptions(name).scheduler() for name in SimPolicy},
-    "rock on one queue": QueueOrderScheduler(rock_match, loads_ahead=False),
+    str(name): RunOptions(name).scheduler() for name in SimPolicy
 }
 schedulers = pytest.mark.parametrize("scheduler", SCHEDULERS_SERVED.values(), ids=SCHEDULERS_SERVED)
 

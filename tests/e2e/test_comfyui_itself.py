@@ -13,7 +13,7 @@ import pytest
 
 from giornata.fleet import Fleet
 from giornata_lab.bench.systems.edit_forms import Pixels, edit_form, file, pixels
-from giornata_tools.launcher.servers import free_ports
+from giornata_tools.launcher.plan import free_ports
 from tests.e2e import comfyui_itself
 from tests.e2e.comfyui_itself import ComfyUI
 from tests.e2e.live import LiveStack, slowly

@@ -19,8 +19,7 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
 from giornata_tools.launcher.models import StackModel
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan
-from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.plan import NATS, ONE_EACH, VALKEY, StackPlan
 from giornata_tools.launcher.stack import running
 from tests import forked_programs
 from tests.e2e.collector import CollectedSpan, Collector

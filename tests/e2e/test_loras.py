@@ -21,8 +21,7 @@ from giornata.wire.loras import LoraRecord
 from giornata.wire.subjects import NatsRole
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, pixels, scene
 from giornata_tools.lora_profiler.probes import scenes
-from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
-from giornata_tools.lora_profiler.sessions import ProfilerLogin, connected
+from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting, ProfilerLogin, connected
 from tests.e2e.jobs import answered, first_picture, settled
 from tests.e2e.live import LiveStack
 

@@ -15,8 +15,7 @@ from giornata.wire import subjects
 from giornata.wire.messages import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.regions import HeatMap, RegionCriteria
-from giornata_prepost.segmentation import SegmentationHandler
+from giornata_prepost.segmentation import HeatMap, RegionCriteria, SegmentationHandler
 from giornata_prepost.worker_pools import CallPriority
 from tests.configs import configured
 

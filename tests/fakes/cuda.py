@@ -35,7 +35,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from giornata.packed import elementwise, flux
+from giornata.packed import attention, flux
 
 CUDA: Final = torch.device("cuda:0")
 BLOCK: Final = 512
@@ -418,7 +418,7 @@ def pretended(
         if triton:
             _launching(world, patch)
         else:
-            patch.setattr(elementwise, "find_spec", lambda _: None)
+            patch.setattr(attention, "find_spec", lambda _: None)
         run = threading.Thread.run
 
         def watched(thread: threading.Thread) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.planning.cost_model import LOAD, CostModel, LinearFit, Profile
-from giornata.planning.operations import COMPUTE, StepWork
+from giornata.planning.cost_model import CostModel, LinearFit, Profile
+from giornata.planning.operations import COMPUTE, LOAD, StepWork
 from giornata_lab.bench.systems.networks import plain
 
 WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from giornata.wire.models import TaylorSeerSchedule
-from giornata_denoiser.rows.step_cache import TaylorRule
+from giornata_denoiser.rows.parts import TaylorRule
 
 
 def taylor(interval: int, order: int, warmup: int) -> TaylorRule:

@@ -34,8 +34,7 @@ from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImage21, QwenImageEdit
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.families.sampling import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import GENERATOR, Row, Snapshot
 from giornata_lab.bench.compute.tiny_flux import MIXING, SCHEDULER, Spec

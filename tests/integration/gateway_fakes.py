@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
+from giornata.blobs import BlobStore, RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
@@ -25,6 +25,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests.configs import configured
+from tests.fakes.blobs import MemoryBlobs
 from tests.integration.fake_router import FakeRouter
 from tests.patience import HUNG_S
 

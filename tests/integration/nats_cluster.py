@@ -9,10 +9,10 @@ from pathlib import Path
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from giornata.bus.connection import ask_jetstream
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
-from giornata.retries import ask_jetstream
 from giornata.wire.subjects import NatsRole
-from giornata_tools.launcher.servers import free_ports
+from giornata_tools.launcher.plan import free_ports
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 

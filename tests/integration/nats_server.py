@@ -19,7 +19,7 @@ import pytest
 from giornata.bus import bus
 from giornata.bus.connection import FailFastNatsClient
 from giornata.wire.errors import ServiceUnavailable
-from giornata_tools.launcher.servers import free_ports
+from giornata_tools.launcher.plan import free_ports
 from tests.patience import HUNG_S
 
 MAX_PAYLOAD_BYTES = 8 << 20

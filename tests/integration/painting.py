@@ -25,14 +25,12 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.batch_tensors import ControlPart
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import build_row
 from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.pipeline import ImageModel
-from giornata_prepost.families.protocol import Condition, no_condition
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.families.pipeline import Condition, ImageModel, no_condition
+from giornata_prepost.images.pictures import Pixels, Size
 from tests.distances import distance
 
 

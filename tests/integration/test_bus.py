@@ -286,16 +286,6 @@ async def test_a_malformed_message_does_not_end_a_subscription(bus: Bus) -> None
         assert (await asyncio.wait_for(heard.get(), HUNG_S)).job_id == "after"
 
 
-async def test_a_lost_server_is_found_again_and_told(private_nats: NatsServer) -> None:
-    back = asyncio.Event()
-    async with buses.connect(private_nats.url, "test") as bus:
-        bus.on_reconnect.append(back.set)
-        private_nats.kill()
-        private_nats.start()
-        await asyncio.wait_for(back.wait(), HUNG_S)
-        await bus.client.flush()
-
-
 async def test_a_pong_for_which_no_one_waits_any_more_ends_no_connection(bus: Bus) -> None:
     """A flush that timed out leaves its PING behind; at the late PONG the library would stop to read."""
     given_up = asyncio.get_running_loop().create_future()

@@ -24,7 +24,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import DoneEvent, JobEstimate, PreviewEvent, StateEvent, StepEvent
-from giornata_gateway.jobs import records
+from giornata_gateway.jobs import submission
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_MS, HUNG_S
@@ -62,7 +62,7 @@ async def test_an_edit_with_its_progress(stage: Stage, nats_account: str) -> Non
 async def test_an_accepted_edit_tells_its_place_and_when_it_should_be_done(
     stage: Stage, nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "FORECAST_MS", HUNG_MS)
+    monkeypatch.setattr(submission, "FORECAST_MS", HUNG_MS)
     stage.router.forecast = JobEstimate(position=3, finish_ms=12_500)
     async with giornata.client.connect(nats_account) as client:
         edit = await client.edit(image=b"picture", prompt="a scarf")

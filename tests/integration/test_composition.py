@@ -34,8 +34,8 @@ from giornata.control.link.client import ControlLink
 from giornata.control.link.server import Listener, is_known_token
 from giornata.control.networks import ControlNet, load
 from giornata.model_cards import read_model_card
-from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
+from giornata.packed.packing import with_companions
 from giornata.packed.sharding import AllToAllGroup
 from giornata.scheduling.batch import Capacity
 from giornata.wire.controlnets import DataPath
@@ -63,7 +63,7 @@ from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_denoiser.parallel import halve_guidance, shared
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux, tiny_unet

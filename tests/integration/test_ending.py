@@ -98,12 +98,3 @@ def test_a_server_goes_with_the_run_that_started_it(
                     os.kill(int(forked), signal.SIGKILL)
         if number is not signal.SIGKILL:  # then the watchdog has ended, too
             assert list(marked(f"{RUN}={mark}")) == []
-
-
-def test_valkey_has_the_mark_of_its_run(redis_url: str) -> None:
-    servers = [
-        number
-        for number in marked(f"{MARK}={os.environ[MARK]}")
-        if b"valkey-server" in (Path("/proc") / str(number) / "cmdline").read_bytes()
-    ]
-    assert servers, f"what serves {redis_url} would outlive a run that is killed"

@@ -10,7 +10,6 @@ from pathlib import Path
 import nats
 import pytest
 
-from giornata.blobs import MemoryBlobs
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.deadlines import Deadline
@@ -19,6 +18,7 @@ from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import JobAck, SubmitRequest
+from tests.fakes.blobs import MemoryBlobs
 from tests.integration.fake_router import FakeRouter
 from tests.integration.nats_accounts import LeakedConnection, NatsAccounts
 from tests.integration.router.bench import make_job

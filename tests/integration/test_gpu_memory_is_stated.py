@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from giornata.gpus import DeviceLedger
-from giornata.memory_plan import CONTEXT_BYTES, TILE, USABLE
-from giornata.model_cards import model_memory, read_model_card
+from giornata.model_cards import CONTEXT_BYTES, TILE, USABLE, model_memory, read_model_card
 from giornata.wire.workers import HostDevice
 from giornata_controlnet.config import ControlNetConfig
 from giornata_denoiser import checkpoint as denoiser

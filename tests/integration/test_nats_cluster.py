@@ -22,7 +22,7 @@ from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import DoneEvent, Epoch, EventKind, JobAck, SubmitRequest
 from giornata.wire.subjects import NatsRole
 from giornata_router import job_records
-from giornata_router.work_queue import QueueConsumer
+from giornata_router.job_queue import QueueConsumer
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster

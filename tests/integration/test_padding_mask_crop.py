@@ -19,8 +19,7 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.images import pictures
-from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Box, Pixels, Size
 from giornata_prepost.images.stages import PixelLimits, finish, inspect
 from tests.integration.painting import Served, final_latent, served
 from tests.integration.prepost.asking import png

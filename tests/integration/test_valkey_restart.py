@@ -14,9 +14,8 @@ import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.wire.jobs import BlobRef
-from giornata_tools.launcher.plan import socket_folder
+from giornata_tools.launcher.plan import socket_folder, valkey_command
 from giornata_tools.launcher.process import StackProcess
-from giornata_tools.launcher.servers import valkey_command
 from giornata_tools.launcher.warden import OrphanReaper
 from tests.ending import MARK, marked
 from tests.patience import HUNG_S

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from giornata.packed.compute_set import unite_regions
+from giornata.packed.packing import unite_regions
 from giornata.planning.cost_model import refresh_interval
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families import network
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.identity import LEVELS_TOGETHER
+from giornata_denoiser.templates.runs import LEVELS_TOGETHER
 from giornata_lab.bench.compute.bench_model import BenchModel, Request
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.rows import changed

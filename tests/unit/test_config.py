@@ -122,6 +122,7 @@ def test_settings_are_few() -> None:
         ("GIORNATA_TEMPLATE_FOLDER", "GIORNATA_CACHE_FOLDER took its place"),
         ("GIORNATA_QUEUE_LIMIT_BATCH", "GIORNATA_QUEUE_LIMIT took its place"),
         ("GIORNATA_CELL", "no setting, but fixed"),
+        ("GIORNATA_ADAPTER_PLAN", "no setting, but fixed"),
     ],
 )
 def test_a_setting_that_went_is_refused_and_names_the_one_that_took_its_place(

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from giornata.control.link.client import ControlStepHandle, ControlStepTable
-from giornata.control.link.messages import (
+from giornata.control.link import (
     MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
     ControlFailed,
@@ -21,6 +20,7 @@ from giornata.control.link.messages import (
     read_from_denoiser,
     read_from_instance,
 )
+from giornata.control.link.client import ControlStepHandle, ControlStepTable
 from giornata.control.link.slabs import SlabAllocator, align_up
 from giornata.frames import LENGTH, MalformedFrame, frame_length
 from giornata.wire import codec

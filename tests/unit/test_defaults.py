@@ -26,8 +26,9 @@ from giornata.wire.requests import (
     evaluations_of,
 )
 from giornata.wire.resolution import carried_out, check_multiple, defaults_of, fields_of, fitted, resolve
+from giornata_gateway.fleet import choose_card
 from giornata_gateway.rules.forms import EditForm, read_form
-from giornata_gateway.views.catalog import choose_card, model_list
+from giornata_gateway.views.catalog import model_list
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 

@@ -24,7 +24,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
-from giornata_gateway.views.catalog import choose_card
+from giornata_gateway.fleet import choose_card
 from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD, state_of
 from tests.present import present

@@ -186,7 +186,7 @@ LATER = {"diffusers", "peft", "scipy.ndimage", "scipy.optimize", "torch._dynamo"
 """Take seconds to load: what a checkpoint needs of them comes with the checkpoint."""
 CHOSEN = {
     name
-    for name in MODULES.keys() - {"giornata_prepost.families.protocol"}
+    for name in MODULES
     if name.startswith(
         (
             *(f"giornata_denoiser.families.{family}." for family in ("driven", "flux", "unet")),

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.gpus import DeviceLedger
-from giornata.memory_plan import (
+from giornata.model_cards import (
     CONTEXT_BYTES,
     TILE,
     USABLE,
     ModelMemory,
     PrepostPlan,
+    model_memory,
     plan_device,
     plan_prepost,
+    read_model_card,
 )
-from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import plan_memory
 from giornata_prepost.config import PrepostConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import nats.errors
 import pytest
@@ -17,9 +18,9 @@ from nats.js.errors import (
 )
 from tenacity import AsyncRetrying, stop_after_attempt
 
-from giornata import retries
-from giornata.bus.connection import LostError, RefusedError
-from giornata.retries import ask_jetstream, read_just_made, write_to_jetstream
+from giornata.bus import connection
+from giornata.bus.connection import LostError, RefusedError, ask_jetstream, read_just_made, write_to_jetstream
+from giornata.deadlines import retry_elsewhere, retry_patiently, retry_soon
 
 Ask = Callable[[], Awaitable[str]]
 REFUSED = RefusedError("publish", "x")
@@ -38,7 +39,7 @@ def failing(error: Exception, times: int) -> tuple[Ask, list[int]]:
     return ask, asked
 
 
-@pytest.mark.parametrize("policy", [retries.soon, retries.patiently])
+@pytest.mark.parametrize("policy", [retry_soon, retry_patiently])
 async def test_a_policy_tries_its_errors_again_until_its_time_is_over(
     policy: Callable[..., AsyncRetrying],
 ) -> None:
@@ -59,7 +60,7 @@ async def test_a_policy_tries_its_errors_again_until_its_time_is_over(
 async def test_a_stage_stops_where_its_caller_says() -> None:
     ask, asked = failing(REFUSED, 10_000)
     with pytest.raises(RefusedError):
-        await retries.elsewhere(lambda _error: True, stop_after_attempt(2))(ask)
+        await retry_elsewhere(lambda _error: True, stop_after_attempt(2))(ask)
     assert len(asked) == 2
 
 
@@ -99,8 +100,9 @@ async def test_jetstream_is_asked_again_where_that_does_nothing_twice(
         assert len(asked) == 1
 
 
-@pytest.mark.parametrize("tried", [ask_jetstream, read_just_made])
-async def test_patience_ends(tried: Callable[[Ask, float], Awaitable[str]]) -> None:
+@pytest.mark.parametrize("tried", [partial(ask_jetstream, limit_s=0.2), read_just_made])
+async def test_patience_ends(tried: Callable[[Ask], Awaitable[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "COMING_UP_S", 0.2)
     ask, _ = failing(nats.errors.TimeoutError(), 10_000)
     with pytest.raises(nats.errors.TimeoutError):
-        await tried(ask, 0.2)
+        await tried(ask)

@@ -8,18 +8,15 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from _pytest.assertion import rewrite
 
-from tests.ending import marked
-from tests.patience import HUNG_S
 from tests.rewriting import compile_tests
 from tests.stress import disturbing
-from tests.stress.disturbing import busy_loops, disturb
+from tests.stress.disturbing import disturb
 
 TESTS = """
 import threading
@@ -64,11 +61,6 @@ def test_tests_that_start_something_are_repeated_and_their_failures_counted(
     }
 
 
-def test_one_test_alone_has_new_fixtures_in_each_round(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    found = counted(pytester, tmp_path / "record.json", "test_it.py::test_asks")
-    assert found == {"test_it.py::test_asks": [3, 0]}
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
@@ -97,50 +89,6 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
     assert run.returncode == 0
     assert stops >= 5
     assert sent[:2] == [(run.pid, signal.SIGSTOP), (run.pid, signal.SIGCONT)]
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_what_a_test_stops_itself_stays_stopped(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
-    monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
-    monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
-    command = [sys.executable, "-I", "-S", "-c", "input()"]
-    kill, sent = os.kill, list[int]()
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE) as run,
-        subprocess.Popen(command, stdin=subprocess.PIPE) as frozen,
-    ):
-
-        def freeze() -> None:
-            kill(frozen.pid, signal.SIGSTOP)
-            while Path(f"/proc/{frozen.pid}/stat").read_text().split()[2] != "T":
-                pass
-
-        def send(process: int, number: int) -> None:
-            sent.append(number)
-            freeze()  # as it is told to
-            kill(process, signal.SIGSTOP)  # and once more, as a test would
-
-        def processes() -> Iterator[int]:
-            yield frozen.pid
-            if sent or early:
-                kill(run.pid, signal.SIGKILL)
-
-        if early:
-            freeze()
-        monkeypatch.setattr(os, "kill", send)
-        disturb(run, processes, random.Random(0))  # noqa: S311 - no secret
-        kill(frozen.pid, signal.SIGKILL)
-    assert sent == ([] if early else [signal.SIGSTOP])
-
-
-def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIO_TEST_LOOPS", "these")
-    with busy_loops(2):
-        until = time.monotonic() + HUNG_S
-        # A program may have no environment yet when Popen returns.
-        while len(list(marked("GIO_TEST_LOOPS=these"))) < 2:
-            assert time.monotonic() < until
-    assert list(marked("GIO_TEST_LOOPS=these")) == []
 
 
 # The order of the run: recorded groups exist and come first, and what shares a stack is one group.

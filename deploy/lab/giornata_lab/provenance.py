@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterable
 
-from giornata_tools.provenance import installed
+from giornata_tools.cli.extras import installed
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from giornata.checkpoints import DeviceConfig
 from giornata.control.layout import parse_checkpoints
-from giornata.memory_plan import CONTEXT_BYTES, USABLE
+from giornata.model_cards import CONTEXT_BYTES, USABLE
 from giornata.runtime import memory_bytes
 
 if TYPE_CHECKING:

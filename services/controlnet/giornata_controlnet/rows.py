@@ -42,7 +42,7 @@ from giornata.control.networks import (
     select_control_images,
 )
 from giornata.model_cards import read_control_card
-from giornata.packed.compute_set import Region, region_of
+from giornata.packed.packing import Region, region_of
 from giornata.planning.operations import control_work
 from giornata.residency.tiers import LoadedTier, TierLookup
 from giornata.wire.adapters import ControlCard
@@ -109,7 +109,9 @@ class ResidentControlNets:
         self.hits, self.misses = 0, 0
         """Rows whose ControlNets were all here when they were opened, and those that waited for one."""
         self._folders: Mapping[str, ConfiguredControlNet] = {each.card.digest: each for each in configured}
-        self.tier: LoadedTier[ControlNet] = LoadedTier(budget_bytes, _size_of)
+        self.tier: LoadedTier[ControlNet] = LoadedTier(
+            budget_bytes, lambda one: sum(parameter.nbytes for parameter in one.net.parameters())
+        )
         self._loading: dict[str, asyncio.Future[TierLookup[ControlNet]]] = {}
         self._threads = ThreadPoolExecutor(loads, thread_name_prefix="controlnet-load")
         for card in self.cards:
@@ -168,10 +170,6 @@ class ResidentControlNets:
                 f"The files of the ControlNet {card.name} have changed since the start."
             )
         return net
-
-
-def _size_of(net: ControlNet) -> int:
-    return sum(parameter.nbytes for parameter in net.net.parameters())
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     from giornata.blobs import open_blobs
     from giornata.bus import bus, streams
+    from giornata.bus.connection import read_just_made
     from giornata.gpus import gpus_of
     from giornata.planning.cost_model import CostModel
     from giornata.records import JobRecordStore
-    from giornata.retries import read_just_made
     from giornata.runtime import keep_freed
     from giornata_denoiser.checkpoint import open_checkpoint
     from giornata_denoiser.pool.ranks import loaded, start_ranks

@@ -13,8 +13,7 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.control.networks import ControlNet
 from giornata.families import Family, when_called
 from giornata.gpus import DeviceLedger, host_device
-from giornata.memory_plan import ModelMemory
-from giornata.model_cards import model_memory, read_model_card
+from giornata.model_cards import ModelMemory, model_memory, read_model_card
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
@@ -67,14 +66,12 @@ class Checkpoint:
     """Where this process states what it needs of its GPU."""
     memory: ModelMemory | None = None
     """What the checkpoint takes of that; None without a ledger."""
+    control_cards: Mapping[str, ControlCard] = field(init=False)
+    """The ControlNets that are computed beside it, by digest."""
 
-    @property
-    def control_cards(self) -> Mapping[str, ControlCard]:
-        """The ControlNets that are computed beside it, by digest."""
-        return {
-            card.digest: card
-            for card in (*(net.card for net in self.controlnets.values()), *self.rank_controls)
-        }
+    def __post_init__(self) -> None:
+        own = (net.card for net in self.controlnets.values())
+        object.__setattr__(self, "control_cards", {card.digest: card for card in (*own, *self.rank_controls)})
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:

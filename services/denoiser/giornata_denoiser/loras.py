@@ -33,7 +33,7 @@ from giornata.wire.loras import StoredFile, TierLoadReply, TierLoadRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.network import Network
-from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.parts import RowLora, lora_set_name
 from giornata_denoiser.rows.row import Row
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -305,7 +305,7 @@ class LoraTiers:
 
     def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         """The set of these LoRAs on the device; the same object while it stays. None while it is not loaded."""
-        return self._sets.get(name_of(loras))
+        return self._sets.get(lora_set_name(loras))
 
     @contextmanager
     def held(self, loras: tuple[RowLora, ...]) -> Iterator[Future[SequenceLoras]]:
@@ -313,7 +313,7 @@ class LoraTiers:
 
         The future has the load's error where it fails. A load that has not begun when the context ends is let go.
         """
-        name = name_of(loras)
+        name = lora_set_name(loras)
         with ExitStack() as pins:
             pins.enter_context(self._sets.pinned(name))
             for lora in loras:
@@ -331,11 +331,6 @@ class LoraTiers:
         """
         if loras:
             self._threads.submit(self._prefetched, loras)
-
-    def plan(self, loras: Iterable[RowLora]) -> None:
-        """Bring files into memory where they fit beside pinned ones: the placement wants them there."""
-        for lora in loras:
-            self._threads.submit(self._planned, lora)
 
     def counted(self) -> AdapterCounters:
         """The counters and sizes, as telemetry tells them."""
@@ -368,7 +363,7 @@ class LoraTiers:
         return {tier: names for tier, names in listed.items() if names}
 
     def _loaded(self, loras: tuple[RowLora, ...]) -> SequenceLoras:
-        name = name_of(loras)
+        name = lora_set_name(loras)
         self._members[name] = loras
         begun = time.perf_counter()
         try:
@@ -417,7 +412,7 @@ class LoraTiers:
         self._told(AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms))
 
     def _prefetched(self, loras: tuple[RowLora, ...]) -> None:
-        name = name_of(loras)
+        name = lora_set_name(loras)
         try:
             if name in self._sets:
                 return
@@ -430,14 +425,6 @@ class LoraTiers:
                 self._sets.load(name, lambda: self._made(name, loras, counted=False), ahead=True)
         except Exception:  # a load's edge: the row that needs it tries again, and is told
             log.exception("loras_not_prefetched", loras=[lora.digest for lora in loras])
-
-    def _planned(self, lora: RowLora) -> None:
-        try:
-            if lora.digest not in self._files and lora.size_bytes <= self._files.room_bytes:
-                self._file(lora, counted=False)
-                self._count("planned")
-        except Exception:  # a load's edge: the row that needs it tries again, and is told
-            log.exception("lora_not_loaded_by_plan", lora=lora.digest)
 
     def _file(self, lora: RowLora, *, counted: bool) -> Factors:
         fetched = False

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from giornata.packed.compute_set import BlockInputs
-from giornata.packed.packing import UNTRACED, LaneTracer
+from giornata.packed.packing import UNTRACED, BlockInputs, LaneTracer
 from giornata.packed.sharding import AllToAllGroup, Shard
 from giornata.planning.cost_model import StepParallelism
 from giornata_denoiser.families.network import ModelFamily, Network, SequenceInputs, reference_tokens

@@ -18,16 +18,15 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus, Endpoint, publish_state, state_of, telemetry
+from giornata.bus.connection import read_just_made
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.records import JobRecordStore, TemplateRecords
-from giornata.retries import read_just_made
 from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
-    LoadLoras,
     PrefetchTemplate,
     RecordRequest,
     RemoveTemplate,
@@ -58,23 +57,21 @@ from giornata_denoiser.attempts.attempt import (
     EpochFence,
     EventPublisher,
 )
-from giornata_denoiser.attempts.inputs import adapters_of, rows_of
+from giornata_denoiser.attempts.inputs import TemplateLookup, adapters_of, rows_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
-from giornata_denoiser.engine.recorders import renew_steps
+from giornata_denoiser.engine.step_budget import renew_steps
 from giornata_denoiser.loras import LoraTiers, hold_loras, tier_in, tiers_of
 from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
-from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.startup import engine_of
-from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory, form_of
-from giornata_denoiser.templates.runs import TemplateLookup, TemplateRegistrations, TemplateRuns
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns, form_of
+from giornata_denoiser.templates.store import ORDINARY, PINNED, HostMemory, TemplateStore
 
 Sample = TypeVar("Sample", StepSample, LoadSample, AdapterLoad)
 
@@ -255,7 +252,6 @@ class Denoiser:
             bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
-            bus.listen(subjects.worker(instance, "load"), LoadLoras, self._load),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
                 Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
@@ -391,14 +387,7 @@ class Denoiser:
             self._lookup.prefetch(message)
             self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
-    def _load(self, message: LoadLoras) -> None:
-        """Subject ``giornata.worker.<worker>.load``."""
-        if self._obeys(message):
-            self._loras.plan(
-                RowLora(digest=file.sha256, size_bytes=file.size_bytes) for file in message.files
-            )
-
-    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate | LoadLoras) -> bool:
+    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
         obeys = self._epochs.admits(message.epoch)
         if not obeys:
             log.warning("router_superseded", kind=type(message).__name__, epoch=message.epoch)

@@ -14,10 +14,9 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
-from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.model_cards import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.low_rank import FactorSpan, LowRankFactors, add_products
-from giornata.packed.packing import UNTRACED
+from giornata.packed.packing import UNTRACED, Region, make_region, with_companions
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.planning.plans import plan_batch
 from giornata.runtime import memory_bytes
@@ -34,11 +33,10 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.network import ModelFamily, build_row, text_shapes
 from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, RowReuse
 from giornata_denoiser.rows.template import CachedTemplate, template_generator
-from giornata_denoiser.templates.identity import levels_of, storage_budget
+from giornata_denoiser.templates.runs import levels_of, storage_budget
 from giornata_denoiser.trace import Trace
 
 SPARED: Final = 0.9

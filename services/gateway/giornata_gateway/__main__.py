@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 
 from giornata import runtime
 from giornata.blobs import open_blobs
-from giornata.bus import bus, streams
+from giornata.bus import bus
 from giornata.wire.workers import ServiceName
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
+from giornata_gateway.gateway import ensure_streams
 
 
 async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
@@ -19,12 +20,7 @@ async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect_as(ServiceName.GATEWAY, config))
         blobs = await stack.enter_async_context(open_blobs(config.blobs_url))
-        await streams.ensure_shared(
-            connected.jetstream,
-            replicas=config.replicas,
-            events_ttl_s=config.result_ttl_s,
-            store_bytes=config.nats_store_bytes,
-        )
+        await ensure_streams(connected, config)
         await service.serve(config, connected, blobs, stop)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from giornata.api_keys import KeysFile, KeysFileError, parse
+from giornata.api_keys import KeysFile, KeysFileError, TenantLimits, hash_of, parse
 from giornata.shares import SharedPool, TenantAllocation, firm
+from giornata.wire import subjects
 from giornata.wire.errors import (
     ConcurrencyLimited,
     InvalidField,
@@ -25,13 +27,54 @@ from giornata.wire.errors import (
     RateLimited,
     ServiceUnavailable,
     TooManyRequests,
+    Unauthorized,
 )
-from giornata_gateway.rules.tenants import Tenant
 
 if TYPE_CHECKING:
     from throttled import Throttled
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """The owner of a request, and what it may do at this gateway."""
+
+    name: str
+    in_progress: int = 0
+    """Pictures in progress at a time; 0: no limit of its own."""
+    per_minute: int = 0
+    """Pictures asked for in a minute; 0: no limit."""
+    weight: float = 1.0
+    """Share beside other tenants."""
+    operator: bool = False
+    """An operator sees hosts, instances and the load of others."""
+    inbox: str = subjects.INBOX
+    """Prefix of the subjects to which answers over NATS may go: the asking application's."""
+
+
+def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenant:
+    """The tenant that `key` stands for; its hash is compared with every known one, each in constant time.
+
+    Args:
+        key: as the request brings it; Unauthorized where keys are asked for and it is none of them.
+        file: the known keys; None where no key is asked for.
+        defaults: the tenant of a gateway without keys, and the limits of a tenant without limits of its own.
+    """
+    if file is None:
+        return replace(defaults, operator=True)
+    if key is None:
+        raise Unauthorized(
+            "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
+        )
+    given = hash_of(key)
+    found = [known for known in file.keys if hmac.compare_digest(known.sha256, given)]
+    if not found:
+        raise Unauthorized
+    name, inbox = found[-1].tenant, found[-1].inbox
+    limits = file.tenants.get(name, TenantLimits())
+    return replace(defaults, name=name, inbox=inbox, **limits.model_dump(exclude_none=True))
+
 
 LOOK_S: Final = 1.0
 """The file is looked at when a request comes, at most this often: a revoked key opens nothing for longer."""
@@ -65,25 +108,21 @@ class KeyFile:
     def current(self) -> KeysFile:
         """The keys as the file has them, or had them when it could last be read."""
         now_s = self._clock()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._look()
-        return self._keys
-
-    def _look(self) -> None:
+        if now_s - self._looked_s < LOOK_S:
+            return self._keys
+        self._looked_s = now_s
         version: _Version | None = None
         try:
             version = self._found()
-            if version == self._version:
-                return
-            self._keys = parse(self._path.read_bytes())
-            log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
+            if version != self._version:
+                self._keys = parse(self._path.read_bytes())
+                log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
         except (OSError, KeysFileError) as error:
             if version != self._version:
-                log.error(
-                    "api_keys_not_read", path=str(self._path), why=_why(error), kept=len(self._keys.keys)
-                )
+                kept = len(self._keys.keys)
+                log.error("api_keys_not_read", path=str(self._path), why=_why(error), kept=kept)
         self._version = version  # found before the keys: a file that changed in between is read again
+        return self._keys
 
     def _found(self) -> _Version:
         found = self._path.stat()
@@ -110,7 +149,6 @@ ROOM_S: Final = 30.0
 """How long an answer waits for room."""
 GRACE_S: Final = 2.0
 """An answer that is younger is not cut off for another tenant's."""
-CROWDED: Final = "Too many pictures are being received; try again later."
 
 
 @dataclass
@@ -228,7 +266,9 @@ class ByteReservation:
 
     def _refusal(self) -> Overloaded:
         self._pool.outcomes[self.holding.tenant, "refused"] += 1
-        return TooManyRequests(CROWDED, retry_after_s=RETRY_AFTER_S)
+        return TooManyRequests(
+            "Too many pictures are being received; try again later.", retry_after_s=RETRY_AFTER_S
+        )
 
 
 class MemoryLimiter:

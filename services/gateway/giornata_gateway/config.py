@@ -1,9 +1,11 @@
-"""The gateway's settings."""
+"""The gateway's settings, and what their texts name: networks, hosts, origins, other names of models."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
@@ -11,15 +13,23 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from giornata.config import ServiceConfig
 from giornata.wire.requests import MODEL_NAME
-from giornata_gateway.rules.tenants import hosts_in, is_loopback, networks_in, origins_in
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _ALIAS: Final = re.compile(rf"({MODEL_NAME})=({MODEL_NAME})")
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,@?#*]+")
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part for part in map(str.strip, text.split(",")) if part]
 
 
 def aliases_in(text: str) -> dict[str, str]:
     """Model names by alias, of ``ALIAS=NAME`` with commas between; ValueError where it is not that."""
     aliases: dict[str, str] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in _parts(text):
         found = _ALIAS.fullmatch(part)
         if found is None or found[1] in aliases:
             raise ValueError(f"an alias is written ALIAS=NAME, each alias once, and not {part!r}")
@@ -27,8 +37,40 @@ def aliases_in(text: str) -> dict[str, str]:
     return aliases
 
 
-BESIDE_FILES_BYTES: Final = 8 << 20
-"""Of a request, beside two files of the largest size."""
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`; a name other than localhost may lead anywhere."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=8)  # each request asks with the same text
+def origins_in(text: str) -> frozenset[str]:
+    """The origins that are named in `text`, with commas between them; ValueError tells one that is none."""
+    origins = frozenset(_parts(text))
+    for origin in sorted(origins):
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"an origin is SCHEME://HOST or SCHEME://HOST:PORT without a path, or *, and not {origin!r}"
+            )
+    return origins
+
+
+@lru_cache(maxsize=8)
+def networks_in(text: str) -> tuple[Network, ...]:
+    """The networks that are named in `text`, with commas between them; ValueError names one that is none."""
+    return tuple(map(ipaddress.ip_network, _parts(text)))
+
+
+@lru_cache(maxsize=8)
+def hosts_in(text: str) -> frozenset[str]:
+    """The hosts that are named in `text`, with commas between them; ValueError tells one that is none."""
+    hosts = frozenset(_parts(text.lower()))
+    for host in sorted(hosts):
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"a host is HOST or HOST:PORT, an IPv6 address in brackets, and not {host!r}")
+    return hosts
 
 
 def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
@@ -200,10 +242,10 @@ class GatewayConfig(ServiceConfig):
     heartbeat_s: ClassVar[float] = 15.0
     """Pause between comments on a quiet event stream."""
 
-    @property
+    @cached_property
     def max_request_bytes(self) -> int:
-        """Size of a whole request: an image and a mask of the largest size, and what comes with them."""
-        return 2 * self.max_file_bytes + BESIDE_FILES_BYTES
+        """Size of a whole request: an image and a mask of the largest size, and 8 MiB that come with them."""
+        return 2 * self.max_file_bytes + (8 << 20)
 
     @model_validator(mode="after")
     def _lets_any_page_in_with_a_key_alone(self) -> GatewayConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
@@ -19,7 +20,15 @@ from giornata.deadlines import Deadline
 from giornata.fleet import SILENCE_S
 from giornata.wire import codec, subjects
 from giornata.wire.adapters import ControlCard
-from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
+from giornata.wire.errors import (
+    BlobStoreFull,
+    GiornataError,
+    InvalidField,
+    ModelNotFound,
+    ServiceUnavailable,
+    StorageFull,
+    TaskNotSupported,
+)
 from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.workers import (
@@ -30,12 +39,74 @@ from giornata.wire.workers import (
     InstanceReports,
     ServiceName,
 )
-from giornata_gateway.views.catalog import NEEDED, choose_card
 
 KEPT_S: Final = 0.25
 """How long reports serve all requests of this gateway."""
 ANSWER_MS: Final = 2000
 """How long an answer waits for reports."""
+
+NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
+"""An edit needs one ready instance of each."""
+
+
+def choose_card(
+    cards: Mapping[str, ModelCard],
+    name: str | None,
+    missing: Iterable[ServiceName],
+    task: Task = Task.EDIT,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> ModelCard:
+    """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
+
+    A name of `aliases` stands for the model that it leads to, unless a served one has that name. The services that are
+    `missing` explain why nothing is served.
+
+    Raises:
+        ServiceUnavailable: nothing is served.
+        InvalidField: none was named and there are several.
+        ModelNotFound: the one named is not served.
+        TaskNotSupported: the one named, or every one, does other tasks.
+    """
+    if not cards:
+        lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
+        raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
+    fitting = {served: card for served, card in cards.items() if task in card.tasks}
+    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
+    if name is not None:
+        name = find_card(name, cards, aliases).name
+    if name in fitting:
+        return fitting[name]
+    if name is not None or not fitting:
+        known = ", ".join(
+            f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
+        )
+        raise TaskNotSupported(
+            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
+        )
+    if len(fitting) > 1:
+        raise InvalidField(
+            "Several models are served; name one.", field="model", received="none", accepted=names
+        )
+    return next(iter(fitting.values()))
+
+
+def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, str]) -> ModelCard:
+    """The served model of a name or an alias; ModelNotFound tells all names, and the closest."""
+    card = cards.get(name) or cards.get(aliases.get(name, ""))
+    if card is not None:
+        return card
+    leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
+    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
+    names = ", ".join([*sorted(cards), *stand]) or "none now"
+    closest = get_close_matches(name, [*cards, *leading], n=1)
+    stands = f", which stands for {aliases[name]}" if name in aliases else ""
+    raise ModelNotFound(
+        f"No running worker serves this model{stands}. Served: {names}."
+        + (f" The closest is {closest[0]}." if closest else ""),
+        field="model",
+        received=name,
+        accepted=names,
+    )
 
 
 class FleetListener:
@@ -50,8 +121,8 @@ class FleetListener:
         self._bridged_s = max(bridged_s, SILENCE_S)
         self.heard = asyncio.Event()
         """A router has told."""
-        self._summary: FleetSummary | None = None
-        """The latest, and when it came."""
+        self._summary = FleetSummary(router="", ready={}, models=())
+        """The latest; it came at `_heard_s`."""
         self._heard_s = -math.inf
         self._asking = asyncio.Lock()
         self._reports: list[InstanceReport] | None = None
@@ -64,7 +135,7 @@ class FleetListener:
 
     def cards(self) -> dict[str, ModelCard]:
         """Served models by name."""
-        return {card.name: card for card in self._summary.models} if self._summary else {}
+        return {card.name: card for card in self._summary.models}
 
     def choose(self, name: str | None, task: Task = Task.EDIT) -> ModelCard:
         """The model that serves a request that names this one, or none; raises as :func:`choose_card`."""
@@ -72,11 +143,11 @@ class FleetListener:
 
     def controlnets(self) -> dict[str, tuple[ControlCard, ...]]:
         """ControlNets by model."""
-        return self._summary.controlnets if self._summary else {}
+        return self._summary.controlnets
 
     def masks(self) -> dict[str, MaskCard]:
         """Return what makes masks from words, by the model of its prepost."""
-        return self._summary.masks if self._summary else {}
+        return self._summary.masks
 
     def serves(self, model: str, digest: str) -> bool:
         """Return whether a model is served with this digest."""
@@ -100,11 +171,11 @@ class FleetListener:
 
     def has_another(self, gateway: str) -> bool:
         """Return whether a gateway other than `gateway` takes requests."""
-        return self._summary is not None and any(name != gateway for name in self._summary.gateways)
+        return any(name != gateway for name in self._summary.gateways)
 
     def nearly_full(self) -> tuple[str, ...]:
         """JetStream's streams that may soon take nothing more."""
-        return self._summary.nearly_full if self._summary else ()
+        return self._summary.nearly_full
 
     async def reports(self, bus: Bus) -> list[InstanceReport] | None:
         """Every live instance; None where no router answers. Requests of the same moment share an answer."""

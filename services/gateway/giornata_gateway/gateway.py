@@ -8,19 +8,20 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from functools import partial
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from giornata.api_keys import DEFAULT_TENANT, TenantLimits
 from giornata.blobs import BlobStore
 from giornata.bus import streams
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, state_of
 from giornata.deadlines import Deadline
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef
 from giornata.wire.messages import DoneEvent, MaskParameters
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.admission import (
     GRACE_S,
     AdmissionSlot,
@@ -29,6 +30,8 @@ from giornata_gateway.admission import (
     KeyFile,
     MemoryLimiter,
     Quotas,
+    Tenant,
+    tenant_of,
 )
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener, StorageProbe
@@ -37,13 +40,11 @@ from giornata_gateway.jobs.preparation import (
     JobPreparer,
     SegmentationClient,
     StandaloneMask,
+    check_stored,
 )
-from giornata_gateway.jobs.records import JobEnds, JobLedger
 from giornata_gateway.jobs.resources import Loras, TemplateRegistry
-from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
+from giornata_gateway.jobs.submission import AdmittedJob, JobEnds, JobLedger, JobSubmitter
 from giornata_gateway.metrics import Metrics
-from giornata_gateway.rules.tenants import Tenant, tenant_of
-from giornata_gateway.views.resources import webhook_body
 from giornata_gateway.webhooks import WebhookService
 
 T = TypeVar("T")
@@ -99,6 +100,16 @@ class GracefulShutdown:
                 await asyncio.wait([working], timeout=SWALLOWED_S)
 
 
+async def ensure_streams(bus: Bus, config: GatewayConfig) -> None:
+    """Create the streams and buckets that gateways need, as :func:`giornata.bus.streams.ensure_shared`."""
+    await streams.ensure_shared(
+        bus.jetstream,
+        replicas=config.replicas,
+        events_ttl_s=config.result_ttl_s,
+        store_bytes=config.nats_store_bytes,
+    )
+
+
 STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""
 
@@ -151,9 +162,8 @@ class Gateway:
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras)
         self.masks = SegmentationClient(config, bus, blobs, fleet, tasks)
-        self.preparation = JobPreparer(config, blobs, fleet, self.loras.used, self.masks, tasks)
-        tried = self.metrics.stores_tried
-        self.storage = StorageProbe(bus, blobs, told=tried, tasks=tasks)
+        self.preparation = JobPreparer(config, blobs, fleet, self.loras, self.masks, tasks)
+        self.storage = StorageProbe(bus, blobs, told=self.metrics.stores_tried, tasks=tasks)
         self.submission = JobSubmitter(
             config,
             bus,
@@ -171,8 +181,7 @@ class Gateway:
             bus,
             webhooks,
             self.ledger,
-            payload=partial(webhook_body, base_url=config.public_url),
-            count=lambda outcome: self.metrics.webhooks.labels(outcome).inc(),
+            lambda outcome: self.metrics.webhooks.labels(outcome).inc(),
         )
 
     def tenant(self, key: str | None) -> Tenant:
@@ -206,10 +215,16 @@ class Gateway:
         if known is not None:  # nothing is computed, and its pictures may be gone
             stay = stay or held.enter_context(self.places.held(order.tenant))
             return AdmittedJob(known, order.deadline, stay, known=True)
-        await self.preparation.check_blobs(order)
+        for name, picture in order.pictures.items():
+            await check_stored(self.blobs, name, picture)
         started_s = time.monotonic()
         stay = stay or self.stay_of(order, held)
-        job = await self.preparation.prepare(await self.registration.applied(order))
+        if order.template_id is not None:
+            image, parameters = await self.registration.applied(
+                order.tenant.name, order.template_id, order.parameters
+            )
+            order = replace(order, image=image, parameters=parameters)
+        job = await self.preparation.prepare(order)
         return AdmittedJob(job, order.deadline, stay, started_s=started_s)
 
     def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> AdmissionSlot:
@@ -259,13 +274,13 @@ class Gateway:
 
     async def restore(self) -> None:
         """Make sure of what gateways make. The event stream lives in memory and is gone after a restart of NATS."""
-        config = self.config
-        await streams.ensure_shared(
-            self.bus.jetstream,
-            replicas=config.replicas,
-            events_ttl_s=config.result_ttl_s,
-            store_bytes=config.nats_store_bytes,
-        )
+        await ensure_streams(self.bus, self.config)
+
+    def state(self) -> ServiceState:
+        """This gateway as its telemetry tells of it."""
+        draining = self.departure.announced.is_set()
+        ready = not draining and self.bus.client.is_connected
+        return state_of(ServiceName.GATEWAY, self.config, ready=ready, draining=draining)
 
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture; ResultExpired where its time in the store is over."""

@@ -156,7 +156,6 @@ FLEET: Final[Sequence[tuple[tuple[str, ...], Callable[[FleetScrape], Parts], Seq
         counter("adapter_evictions", "LoRAs that had to go for others.",
                 by="tier", device="evicted_device", memory="evicted_memory", disk="evicted_disk"),
         counter("adapter_prefetches", "LoRAs read ahead of their edits.", "prefetched"),
-        counter("adapter_planned_loads", "LoRAs that were loaded since the plan wants them.", "planned"),
         counter("adapter_wait_seconds", "Time that loads for rows took.", "waited_ms"),
         counter("adapter_failures", "Loads that failed.", "failed"),
         counter("adapter_late_rows",

@@ -42,15 +42,16 @@ from giornata.wire.messages import (
 from giornata.wire.models import Task
 from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
 from giornata.wire.subjects import NatsRole, inbox
+from giornata_gateway.admission import Tenant
 from giornata_gateway.gateway import Gateway
+from giornata_gateway.jobs.events import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import HEADER as IDEMPOTENCY_KEY
-from giornata_gateway.jobs.preparation import EditOrder, StandaloneMask, read_key
-from giornata_gateway.jobs.records import ClientEvent, open_feed, until_done
+from giornata_gateway.jobs.preparation import EditOrder, read_key
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.rules.forms import TemplateId, check_filled, check_no_key, check_source
-from giornata_gateway.rules.tenants import WEBHOOK, Tenant
 from giornata_gateway.views.jobs import error_of, forecast_fields
 from giornata_gateway.views.resources import mask_made
+from giornata_gateway.webhooks import WEBHOOK
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -63,6 +64,10 @@ KEY_NAMES: Final = frozenset({"idempotency_key", IDEMPOTENCY_HEADER, IDEMPOTENCY
 _TOKENS = re.compile(r"(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
+Brought = list[tuple[str, bytes | BlobRef]]
+"""Pictures of a message, each with the field that it came in."""
+
+
 class GenerateEnvelope(GenerateMessage):
     """A generation's message whose parameters are still to be validated, field by field."""
 
@@ -73,17 +78,25 @@ class GenerateEnvelope(GenerateMessage):
     webhook: Any = None
     """Named to be refused."""
 
+    @property
+    def brought(self) -> Brought:
+        """Its references and control images."""
+        references: Brought = [(REFERENCE, one) for one in self.reference]
+        return references + list(named_control_images(self.control_image).items())
 
-class EditEnvelope(EditMessage):
+
+class EditEnvelope(GenerateEnvelope, EditMessage):
     """An edit's message whose parameters are still to be validated, field by field."""
 
-    model_config = ConfigDict(extra="allow")  # as a generation's
+    model_config = ConfigDict(extra="allow")  # as a generation's; the message's own would win
 
-    parameters: Any
-    """A map; :func:`read_parameters` validates it, and its errors are short."""
     template_id: TemplateId | None = None
-    webhook: Any = None
-    """As a generation's."""
+
+    @property
+    def brought(self) -> Brought:
+        """Its image and mask, then as a generation's."""
+        own = {"image": self.image, "mask": self.mask}
+        return [(name, one) for name, one in own.items() if one is not None] + super().brought
 
 
 class ProbeEnvelope(EditEnvelope):
@@ -98,11 +111,13 @@ class MaskEnvelope(MaskMessage):
     parameters: Any
     """A map; :func:`read_mask` validates it, and its errors are short."""
 
+    @property
+    def brought(self) -> Brought:
+        """The picture in which words are looked for."""
+        return [("image", self.image)]
 
-Envelope = EditEnvelope | GenerateEnvelope
 
-
-def read_parameters(envelope: Envelope) -> EditParameters:
+def read_parameters(envelope: GenerateEnvelope) -> EditParameters:
     """The parameters with which a job is carried out; an error names the field at fault, with at most a short value."""
     edits = isinstance(envelope, EditEnvelope)
     given = _named(envelope.parameters)
@@ -147,7 +162,7 @@ def _named(given: object) -> dict[str, Any]:
     return given
 
 
-def _check_places(envelope: Envelope) -> None:
+def _check_places(envelope: GenerateEnvelope) -> None:
     """Refuse what has a meaning elsewhere in a message, and would be ignored where it stands.
 
     Names that no version knows are ignored, as in every message: see :class:`giornata.wire.values.WireModel`.
@@ -184,7 +199,7 @@ def _is_below(inbox: str, subject: str) -> bool:
     return subject.startswith(inbox) and _TOKENS.match(subject, len(inbox)) is not None
 
 
-def check_envelope(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None:
+def check_envelope(envelope: GenerateEnvelope, tenant: Tenant, limit_bytes: int) -> None:
     """Check what `tenant` sends beside parameters, pictures of at most `limit_bytes` each among it.
 
     InvalidField or PayloadTooLarge names the field at fault.
@@ -197,17 +212,11 @@ def check_envelope(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
             accepted=f"a subject below {tenant.inbox}., without wildcards",
         )
     check_time(envelope.remaining_ms)
-    _check_inline(inline_bytes(envelope), "image" if isinstance(envelope, EditEnvelope) else REFERENCE)
-    if isinstance(envelope, EditEnvelope):
-        _check_picture(envelope.image, "image", tenant.name, limit_bytes)
-        check_source(envelope.image, envelope.template_id)
-        _check_picture(envelope.mask, "mask", tenant.name, limit_bytes)
     check_count(len(envelope.reference))
-    for reference in envelope.reference:
-        _check_picture(reference, REFERENCE, tenant.name, limit_bytes)
     check_control_images(len(envelope.control_image))
-    for name, picture in named_control_images(envelope.control_image).items():
-        _check_picture(picture, name, tenant.name, limit_bytes)
+    check_pictures(envelope.brought, tenant, limit_bytes)
+    if isinstance(envelope, EditEnvelope):
+        check_source(envelope.image, envelope.template_id)
 
 
 def check_time(remaining_ms: int) -> None:
@@ -218,45 +227,35 @@ def check_time(remaining_ms: int) -> None:
         )
 
 
-def check_mask_image(envelope: MaskEnvelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check the picture in which words are looked for; raises as :func:`check_envelope`."""
-    _check_inline(inline_bytes(envelope), "image")
-    _check_picture(envelope.image, "image", tenant.name, limit_bytes)
-
-
-def _check_inline(inline: int, field: str) -> None:
+def check_pictures(brought: Brought, tenant: Tenant, limit_bytes: int) -> None:
+    """Check the pictures of a message; raises as :func:`check_envelope`."""
+    inline = inline_bytes(brought)
     if inline > INLINE_BYTES:
         raise PayloadTooLarge(
             "The pictures are too large to travel inside the message.",
-            field=field,
+            field=brought[0][0],
             received=f"{inline} bytes",
             accepted=f"{INLINE_BYTES} bytes together, or claim checks",
         )
+    for field, picture in brought:
+        if isinstance(picture, bytes):
+            check_filled(picture, field)
+        elif not picture.key.startswith(f"{tenant.name}/"):
+            raise InvalidField(
+                "The claim check is not of this tenant.",
+                field=field,
+                received=picture.key,
+                accepted=f"a key below {tenant.name}/",
+            )
+        elif picture.size_bytes > limit_bytes:
+            raise PayloadTooLarge(
+                field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
+            )
 
 
-def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:
-    if isinstance(picture, bytes):
-        check_filled(picture, field)
-    elif picture is not None and not picture.key.startswith(f"{tenant}/"):
-        raise InvalidField(
-            "The claim check is not of this tenant.",
-            field=field,
-            received=picture.key,
-            accepted=f"a key below {tenant}/",
-        )
-    elif picture is not None and picture.size_bytes > limit_bytes:
-        raise PayloadTooLarge(
-            field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
-        )
-
-
-def inline_bytes(envelope: Envelope | MaskEnvelope) -> int:
+def inline_bytes(brought: Brought) -> int:
     """Bytes of pictures inside the message."""
-    if isinstance(envelope, MaskEnvelope):
-        return len(envelope.image) if isinstance(envelope.image, bytes) else 0
-    pictures = (envelope.image, envelope.mask) if isinstance(envelope, EditEnvelope) else ()
-    listed = (*envelope.reference, *envelope.control_image)
-    return sum(len(part) for part in (*pictures, *listed) if isinstance(part, bytes))
+    return sum(len(picture) for _, picture in brought if isinstance(picture, bytes))
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:
@@ -309,7 +308,7 @@ class NatsEndpoints:
     limit_bytes: int
     """The largest reply on this server."""
 
-    async def edit(self, envelope: Envelope, headers: Mapping[str, str], reply: str) -> EditReply:
+    async def edit(self, envelope: GenerateEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit or a generation. Its events go to the subject `progress`, from *queued* on."""
         return await self._carried_out(envelope, self._asker(envelope.api_key, reply), headers)
 
@@ -319,7 +318,9 @@ class NatsEndpoints:
         check_reply(reply, tenant)
         return await self._carried_out(envelope, tenant, headers)
 
-    async def _carried_out(self, envelope: Envelope, tenant: Tenant, headers: Mapping[str, str]) -> EditReply:
+    async def _carried_out(
+        self, envelope: GenerateEnvelope, tenant: Tenant, headers: Mapping[str, str]
+    ) -> EditReply:
         gateway = self.gateway
         given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
         key, parameters = read_key(given, IDEMPOTENCY_HEADER), read_parameters(envelope)
@@ -338,7 +339,7 @@ class NatsEndpoints:
             control_images=envelope.control_image,
         )
         with gateway.uploads.growing(tenant) as grow, ExitStack() as held:
-            grow(MESSAGE_COPIES * inline_bytes(envelope))
+            grow(MESSAGE_COPIES * inline_bytes(envelope.brought))
             admitted = await gateway.admit(order, key, held)
             streamed = envelope.progress is not None
             async with gateway.submission.awaited(admitted, streamed=streamed) as awaited:
@@ -356,12 +357,19 @@ class NatsEndpoints:
         check_no_key(headers, IDEMPOTENCY_HEADER)
         asked = read_mask(envelope)
         check_time(envelope.remaining_ms)
-        check_mask_image(envelope, tenant, gateway.config.max_file_bytes)
+        check_pictures(envelope.brought, tenant, gateway.config.max_file_bytes)
         deadline = Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.budget_s)
         with gateway.uploads.growing(tenant) as grow:
-            grow(MESSAGE_COPIES * inline_bytes(envelope))
+            grow(MESSAGE_COPIES * inline_bytes(envelope.brought))
             async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
-                return await self._mask_made(shown, tenant)
+                pictures = shown.pictures
+                sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
+                inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
+                room_bytes = MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)
+                async with gateway.answers.room(tenant, room_bytes):
+                    pngs = {ref.key: await gateway.blobs.get(ref) for ref in inline}
+                shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
+                return mask_made(shown.reply, pngs)
 
     async def cancel(self, message: CancelMessage, reply: str) -> JobAck:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
@@ -399,15 +407,6 @@ class NatsEndpoints:
         await self.gateway.bus.client.publish(
             subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
-
-    async def _mask_made(self, shown: StandaloneMask, tenant: Tenant) -> MaskMessageReply:
-        pictures = shown.pictures
-        sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
-        inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
-        async with self.gateway.answers.room(tenant, MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)):
-            pngs = {ref.key: await self.gateway.blobs.get(ref) for ref in inline}
-        shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
-        return mask_made(shown.reply, pngs)
 
     async def _reply(self, record: JobRecord, tenant: Tenant) -> EditReply:
         error = error_of(record)

@@ -10,12 +10,12 @@ from functools import partial
 import structlog
 
 from giornata.blobs import BlobStore
-from giornata.bus.bus import Bus, publish_state, state_of, telemetry
+from giornata.bus.bus import Bus, publish_state, telemetry
+from giornata.bus.connection import read_just_made
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
-from giornata.retries import read_just_made
 from giornata.wire import subjects
 from giornata.wire.messages import DoneEvent, EventKind
-from giornata.wire.workers import FleetSummary, ServiceName, ServiceState
+from giornata.wire.workers import FleetSummary
 from giornata_gateway.admission import KeyFile
 from giornata_gateway.config import GatewayConfig, aliases_in
 from giornata_gateway.fleet import FleetListener
@@ -62,7 +62,7 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
                 stop_listening = await doors.enter_async_context(listening(gateway))
                 await _heard(fleet, stop, bridged_s)
                 await doors.enter_async_context(open_door(gateway))
-                await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
+                await doors.enter_async_context(telemetry(bus, config.telemetry_hz, gateway.state))
                 await stop.wait()
                 await _give_notice(gateway)
                 await stop_listening()
@@ -93,7 +93,7 @@ async def _give_notice(gateway: Gateway) -> None:
     gateway.departure.announced.set()
     log.info("draining", rows=gateway.places.taken, others=others)
     if gateway.bus.client.is_connected:
-        await publish_state(gateway.bus, _state(gateway))
+        await publish_state(gateway.bus, gateway.state())
     if others:
         await asyncio.sleep(config.notice_s)  # balancers look in their own time and do not say when
 
@@ -121,9 +121,3 @@ async def _catching_up(gateway: Gateway) -> AsyncIterator[None]:
         gateway.bus.on_reconnect.remove(reconnected.set)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _state(gateway: Gateway) -> ServiceState:
-    draining = gateway.departure.announced.is_set()
-    ready = not draining and gateway.bus.client.is_connected
-    return state_of(ServiceName.GATEWAY, gateway.config, ready=ready, draining=draining)

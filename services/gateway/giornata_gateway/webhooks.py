@@ -23,8 +23,9 @@ import aiohttp
 import nats.errors
 import structlog
 
-from giornata import __version__, retries
+from giornata import __version__
 from giornata.bus.bus import Bus
+from giornata.deadlines import retry_patiently
 from giornata.records import WebhookRecords
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -37,13 +38,89 @@ from giornata.wire.errors import (
     WebhookLimit,
     WebhookNotFound,
 )
-from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.config import GatewayConfig
-from giornata_gateway.jobs.records import JobLedger
-from giornata_gateway.rules import tenants
-from giornata_gateway.rules.tenants import Network, may_connect
+from giornata_gateway.config import GatewayConfig, Network, networks_in
+from giornata_gateway.jobs.submission import JobLedger
+from giornata_gateway.views.resources import webhook_body
+
+# Addresses that this gateway may connect to, since a request names them.
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MAX_URL: Final = 2000
+WEBHOOK: Final = "webhook"
+NOT_SENT: Final = "A webhook cannot be sent there."
+_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
+"""NAT64: the last 32 bits are an IPv4 address."""
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out as public. What lies beside it may carry an IPv4 address, or be a site's own."""
+_ASSIGNED: Final = ipaddress.ip_network("192.0.0.0/24")
+"""For protocols; Python takes part of it for public."""
+PORTS: Final = {"https": 443, "http": 80}
+
+
+def names_of(url: str) -> set[str]:
+    """Return what :func:`hosts_in` may call the host of `url`: HOST:PORT, and at its scheme's own port HOST."""
+    try:
+        parts = urlsplit(url)
+        usual, name = PORTS.get(parts.scheme), parts.hostname or ""
+        port = parts.port or usual
+    except ValueError:
+        return set()
+    name = f"[{name}]" if ":" in name else name
+    return {f"{name}:{port}", name} if port == usual else {f"{name}:{port}"}
+
+
+def check_url(url: str, networks: Sequence[Network], field: str = WEBHOOK, why: str = NOT_SENT) -> str:
+    """`url` if it may be connected to, as far as its text tells; InvalidField otherwise.
+
+    Plain HTTP is for the networks that the operator allows. Addresses of names are looked at when a connection is made.
+    """
+    within = ", or http:// within the networks that are allowed" if networks else ""
+    accepted = f"https://HOST/PATH at a public address{within}"
+    refusal = InvalidField(why, field=field, received=url, accepted=accepted)
+    plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL
+    if not plain:
+        raise refusal
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise refusal from None
+    schemes = {"https", "http"} if networks else {"https"}
+    if parts.scheme not in schemes or not host or port == 0 or "@" in parts.netloc or parts.fragment:
+        raise refusal
+    try:
+        literal = ipaddress.ip_address(host)
+    except ValueError:
+        return url
+    if not may_connect(literal, networks, plain=parts.scheme == "http"):
+        raise refusal
+    return url
+
+
+def may_connect(address: Address, networks: Sequence[Network], *, plain: bool) -> bool:
+    """Return whether `address` may be connected to: within `networks`, or, unless it is `plain` HTTP, a public one."""
+    inner = _inner(address)
+    if any(one.version == inner.version and inner in one for one in networks):
+        return True
+    if plain:
+        return False
+    if isinstance(inner, ipaddress.IPv4Address):
+        return inner.is_global and not inner.is_multicast and inner not in _ASSIGNED
+    return inner.is_global and inner in _UNICAST
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, where it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
 
 # Signatures of webhooks as Standard Webhooks has them (standardwebhooks.com, version 1.0.0).
 
@@ -252,9 +329,6 @@ MAX_OF_TENANT = 1000
 DOUBTFUL = (ServiceUnavailable, DeadlineExceeded, InternalError)
 """Errors of a submission after which its job may run nevertheless."""
 
-Payload = Callable[[JobRecord], str]
-"""What is told of a job that has ended."""
-
 
 class WebhookService:
     """The webhooks of all tenants. :meth:`sending` sends them."""
@@ -265,14 +339,11 @@ class WebhookService:
         bus: Bus,
         records: WebhookRecords,
         jobs: JobLedger,
-        *,
-        payload: Payload,
         count: Callable[[DeliveryOutcome], None],
     ) -> None:
-        self._config, self._bus, self._records, self._jobs = config, bus, records, jobs
-        self._payload, self._count = payload, count
+        self._config, self._bus, self._records, self._jobs, self._count = config, bus, records, jobs, count
         self._masters = read_secrets(config.webhook_secret_file)
-        self._networks = tenants.networks_in(config.webhook_networks)
+        self._networks = networks_in(config.webhook_networks)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -289,7 +360,7 @@ class WebhookService:
         if not self._masters:
             raise InvalidField(
                 "This gateway sends no webhooks.",
-                field=tenants.WEBHOOK,
+                field=WEBHOOK,
                 accepted="no webhook; operators name GIORNATA_WEBHOOK_SECRET_FILE to allow them",
             )
         return [secret_of(master, tenant) for master in self._masters]
@@ -309,7 +380,7 @@ class WebhookService:
             yield
             return
         self._secrets(tenant)
-        tenants.check_url(url, self._networks)
+        check_url(url, self._networks)
         own = await self.of(tenant)
         if len(own) >= MAX_OF_TENANT:
             raise WebhookLimit(received=f"{len(own) + 1} webhooks", accepted=f"at most {MAX_OF_TENANT}")
@@ -349,7 +420,7 @@ class WebhookService:
             yield
             return
         done = subjects.events_of_kind(EventKind.DONE)
-        follow = retries.patiently((nats.errors.Error, GiornataError))  # what fails is begun again
+        follow = retry_patiently((nats.errors.Error, GiornataError))  # what fails is begun again
         async with (
             self._bus.listen(done, DoneEvent, self._hear),
             asyncio.TaskGroup() as tasks,
@@ -420,9 +491,8 @@ class WebhookService:
     async def _attempt(self, hook: WebhookRecord, key: str) -> None:
         body = hook.body
         if body is None:
-            self._looks_s[key] = (
-                time.time() + LOOK_S
-            )  # before the look: an end that is heard meanwhile undoes it
+            # before the look: an end that is heard meanwhile undoes it
+            self._looks_s[key] = time.time() + LOOK_S
             body = await self._told(hook)
             if body is None:
                 return
@@ -468,4 +538,4 @@ class WebhookService:
             return None
         if record.job.tenant != hook.tenant or not record.state.terminal:
             return None
-        return self._payload(record)
+        return webhook_body(record, self._config.public_url)

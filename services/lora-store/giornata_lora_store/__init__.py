@@ -1,4 +1,4 @@
 """The LoRA store: keeps adapters on disk, checks what they are, and gives them to the services that need them.
 
-`rules` decides, `files` and `header_reader` touch the disk, `endpoints` answers, `validation` has prepost normalise.
+`files` and `host_tier` touch the disk, `endpoints` answers, `validation` reads headers and has prepost normalise.
 """

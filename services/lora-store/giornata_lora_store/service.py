@@ -12,9 +12,9 @@ import structlog
 
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint, state_of, telemetry
+from giornata.bus.connection import read_just_made
 from giornata.deadlines import heed_cancel
 from giornata.records import LoraRecords
-from giornata.retries import read_just_made
 from giornata.wire import subjects
 from giornata.wire.errors import Failed
 from giornata.wire.loras import (
@@ -33,12 +33,10 @@ from giornata.wire.loras import (
 )
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
-from giornata_lora_store.endpoints import LoraStoreEndpoints
+from giornata_lora_store.endpoints import LoraStoreEndpoints, SharedFolder
 from giornata_lora_store.files import LoraFiles, TenantStorageQuotas, record_files
-from giornata_lora_store.headers import LoraSizeLimits
 from giornata_lora_store.host_tier import HostTierLoader, LoraPins, follow_plan, open_host_tier
-from giornata_lora_store.shared_folder import SharedFolder
-from giornata_lora_store.validation import LoraValidator
+from giornata_lora_store.validation import LoraSizeLimits, LoraValidator
 
 SWEEP_S: Final = 600.0
 """How often all records are read: for files that no record needs, and for LoRAs that a lost instance has left."""

@@ -11,8 +11,15 @@ import torch
 from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family, when_called
 from giornata.gpus import DeviceLedger, host_device
-from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan, plan_prepost
-from giornata.model_cards import model_memory, read_model_card
+from giornata.model_cards import (
+    TILE,
+    USABLE,
+    ModelMemory,
+    PrepostPlan,
+    model_memory,
+    plan_prepost,
+    read_model_card,
+)
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName

@@ -5,34 +5,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.wire.adapters import control_name
-from giornata.wire.errors import InputLost, InvalidField, NotSupported, TaskNotSupported
+from giornata.wire.errors import InputLost, InvalidField, LoraMismatch, NotSupported, TaskNotSupported
 from giornata.wire.jobs import BlobRef, Job, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.requests import REFERENCE, named_references
 from giornata.wire.resolution import guided_by
-from giornata_prepost.families.protocol import (
-    ControlEncoding,
-    ControlImage,
-    SeenPictures,
-    Tensors,
-    no_condition,
-)
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.loras.canonical import TextLora, act_text_loras
+from giornata_prepost.images.pictures import Pixels, Size
 from giornata_prepost.worker_pools import CallPriority, ModelThread
 
 if TYPE_CHECKING:
-    from giornata_prepost.families.pipeline import ImageModel
+    from giornata_prepost.families.pipeline import ControlEncoding, ImageModel, SeenPictures, Tensors
 
 # The empty prompt's conditioning, which every template run reads: encoded once and kept for all jobs.
 #
@@ -86,6 +82,72 @@ class EmptyPromptCache:
             forgotten, _ = self._packed.popitem(last=False)
             self._refs.pop(forgotten, None)
         return packed
+
+
+# Text parts of LoRAs act while one job's prompts are encoded: by hooks, so that the weights stay as they are.
+
+
+class TextFactors(NamedTuple):
+    """Low-rank factors of one module of a text encoder, alpha and rank folded in."""
+
+    down: torch.Tensor
+    """(rank, in)."""
+    up: torch.Tensor
+    """(out, rank)."""
+
+
+class TextLora(NamedTuple):
+    """The changes of one LoRA of a job to text encoders."""
+
+    scale: float
+    encoders: Mapping[str, Mapping[str, TextFactors]]
+    """Factors by module, by the text encoder's name."""
+
+
+@contextmanager
+def act_text_loras(model: ImageModel, loras: Sequence[TextLora]) -> Iterator[None]:
+    """Inside, each module's output has `scale * up @ down @ input` of every LoRA added. In the model's thread.
+
+    Raises:
+        LoraMismatch: the model has no such linear layer of such a shape.
+    """
+    with ExitStack() as stack:
+        for lora in loras:
+            for name, modules in lora.encoders.items():
+                encoder = model.text_encoder(name)
+                for path, factors in modules.items():
+                    module = _linear(encoder, name, path, factors)
+                    down, up = (factor.to(module.weight) for factor in factors)
+                    hook = partial(_added, down=down, up=up, scale=lora.scale)
+                    stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _added(
+    _module: nn.Module, given: tuple[Tensor, ...], output: Tensor, *, down: Tensor, up: Tensor, scale: float
+) -> Tensor:
+    # Encoders that ran out of memory have gone to another device since.
+    return output + linear(linear(given[0], down.to(output)), up.to(output)) * scale
+
+
+def _linear(encoder: nn.Module | None, name: str, path: str, factors: TextFactors) -> nn.Linear:
+    module = None if encoder is None else dict(encoder.named_modules()).get(path)
+    down, up = (tuple(factor.shape) for factor in factors)
+    if not isinstance(module, nn.Linear):
+        raise LoraMismatch(
+            "The LoRA changes a part of a text encoder that the model does not have.",
+            received=f"{name}.{path}",
+            accepted=f"linear layers of {'no text encoder' if encoder is None else type(encoder).__name__}",
+        )
+    rank = down[0] if down else 0
+    wanted = (rank, module.in_features), (module.out_features, rank)
+    if (down, up) != wanted:
+        raise LoraMismatch(
+            "The LoRA's factors have other shapes than the text encoder's module.",
+            received=f"{name}.{path}: {down} and {up}",
+            accepted=f"{wanted[0]} and {wanted[1]}",
+        )
+    return module
 
 
 # What the model makes of a job before it is denoised, as it travels. In the model's thread.
@@ -235,14 +297,11 @@ def _region_rows(
 
 def _controls(model: ImageModel, job: Job, inputs: EncodingInputs) -> ControlEncoding:
     if not job.controls:
-        return ControlEncoding(no_condition, shared=True)
+        return model.encode_controls([], None)
     if inputs.controls is None:
         raise InputLost("The inspection of this job has no control images.", received=job.job_id)
     pictures = tensors.unpack(inputs.controls)
-    images = [
-        ControlImage(pictures[control_name(index)].numpy(), use.sees)
-        for index, use in enumerate(job.controls)
-    ]
+    images = [(pictures[control_name(index)].numpy(), use.sees) for index, use in enumerate(job.controls)]
     mask = None if inputs.prepared is None else _picture(inputs.prepared)[1]
     return model.encode_controls(images, mask)
 

@@ -23,8 +23,7 @@ from giornata.wire.errors import Failed, InvalidField
 from giornata.wire.messages import MaskCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, suppress_overlaps
-from giornata_prepost.segmentation import Segmenter
+from giornata_prepost.segmentation import Detection, HeatMap, RegionCriteria, Segmenter, suppress_overlaps
 
 UNNAMED: Final = 1 << 20
 """A tokenizer's `model_max_length` above this says that its checkpoint names none."""

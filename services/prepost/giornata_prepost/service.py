@@ -45,10 +45,8 @@ from giornata.wire.workers import HostDevice, PrepostState, ServiceName, Service
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import EmptyPromptCache
-from giornata_prepost.families.protocol import rehearse
 from giornata_prepost.images.conditions import ModelCrop, control_images, prepare
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import DecodedPicture, Pixels, encode_as_asked
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, Size, encode_as_asked
 from giornata_prepost.images.stages import (
     ControlFiles,
     InspectedEdit,
@@ -116,8 +114,8 @@ class Prepost:
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             folder = stack.enter_context(scratch_folder())
-            loras = await stack.enter_async_context(LoraPool())
-            await self._thread.timed(CallPriority.BEGIN, rehearse, self._model)
+            loras = await stack.enter_async_context(LoraPool(1))
+            await self._thread.timed(CallPriority.BEGIN, self._model.rehearse)
             if self._finding is not None:
                 await self._thread.timed(CallPriority.BEGIN, rehearse_segmenter, self._finding.segmenter)
             endpoints = self._endpoints(bus, loras, folder)
@@ -177,7 +175,9 @@ class Prepost:
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
             for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
-        inputs = encoding.EncodingInputs(prepared, references, controls, await texts.of(job.loras))
+        inputs = encoding.EncodingInputs(
+            prepared, references, controls, await texts.of(job.loras) if job.loras else ()
+        )
         size = Size(inspection.model_width, inspection.model_height)
         with span("encode") as encoding_span:
             made, compute_ms = await self._thread.timed(

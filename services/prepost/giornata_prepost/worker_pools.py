@@ -155,13 +155,10 @@ class ImagePool(WorkPool):
 
 
 class LoraPool(WorkPool):
-    """One process in which LoRAs are read. It starts with the first one, and only it loads torch."""
+    """Reads LoRAs. A process starts with the first one, and only it loads torch."""
 
     late = LoraTooLarge, "Reading the LoRA takes too long."
     deadly = LoraUnreadable, "Reading the LoRA ends the process that does it."
-
-    def __init__(self) -> None:
-        super().__init__(1)
 
 
 class CallPriority(IntEnum):

@@ -9,8 +9,8 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
+from giornata.bus.connection import read_just_made
 from giornata.records import JobRecordStore, Quarantine
-from giornata.retries import read_just_made
 from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router

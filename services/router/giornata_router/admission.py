@@ -15,7 +15,7 @@ import nats.errors
 import structlog
 from nats.js import JetStreamContext
 
-from giornata.retries import ask_jetstream
+from giornata.bus.connection import ask_jetstream
 from giornata.scheduling.demand import JobDemand, JobFinishEstimate, estimate_computed
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import DemandTotal, JobQueue, QueuedJob, RowQueue

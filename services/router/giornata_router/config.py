@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
+from giornata.residency.use_based import USE_PERIOD_S
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
-from giornata.scheduling.rock import AdapterPlan
 
 
 class RouterConfig(ServiceConfig):
@@ -20,15 +20,8 @@ class RouterConfig(ServiceConfig):
         PolicyName.FINISH_TIME,
         description="How a worker is chosen: by predicted finish; or by deadline, where clients state one.",
     )
-    adapter_plan: AdapterPlan = Field(
-        AdapterPlan.USE,
-        description="What the host tiers of LoRAs should hold: `use`, what is used most for what another load costs; "
-        "`off`, what jobs needed; `rock`, ROCK's replicas, with its matching of jobs and workers, to compare.",
-    )
-    placement_s: ClassVar[float | None] = None
-    """Pause between two plans of placement; default 15, `rock` 45."""
-    placement_seed: ClassVar[int] = 0
-    """Of the draws of the plan `rock`."""
+    placement_s: ClassVar[float] = USE_PERIOD_S
+    """Pause between two plans of what the host tiers of LoRAs should hold."""
     ageing_s: ClassVar[float] = AGEING_S
     """A batch job that has waited for so long comes as if it were interactive."""
     stall_factor: ClassVar[float] = 10.0
@@ -63,14 +56,6 @@ class RouterConfig(ServiceConfig):
     )
     stage_s: ClassVar[float] = 120.0
     """Time that an instance of prepost has for one stage; then another one is asked."""
-
-    @model_validator(mode="after")
-    def _plan_and_policy_agree(self) -> Self:
-        if self.adapter_plan is AdapterPlan.ROCK and self.policy is PolicyName.DEADLINE_AWARE:
-            raise ValueError(
-                "received adapter_plan=rock with policy=deadline_aware; ROCK's matching knows no deadlines"
-            )
-        return self
 
     @property
     def max_messages(self) -> int:

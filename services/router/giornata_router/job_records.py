@@ -1,21 +1,19 @@
-"""A job's record: the pure functions that change it, one job's record as its runner knows it, and what runners use."""
+"""A job's record: the pure functions that change it, and one job's record as its runner knows it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import nats.errors
 import structlog
 
-from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.planning.operations import low_rank_weights
-from giornata.records import Change, JobRecordStore, Quarantine, RecordRevision
+from giornata.records import Change, JobRecordStore, RecordRevision
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire import subjects
@@ -33,11 +31,7 @@ from giornata.wire.requests import Reuse, extrapolated_steps
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
-from giornata_router.admission import FinishTimeEstimator, StreamCapacity
-from giornata_router.config import RouterConfig
-from giornata_router.dispatch import Dispatch
-from giornata_router.leadership import Leadership, LeaseEndedError, WorkerClient
-from giornata_router.prepost import PrepostClient
+from giornata_router.leadership import LeaseEndedError
 
 log = structlog.get_logger(__name__)
 
@@ -301,27 +295,6 @@ def of_record(record: JobRecord) -> Iterator[BlobRef]:
             yield row.resume.latents
 
 
-RUN_REPLY_S: Final = 5.0
-"""A worker answers at once whether it takes rows; after this time it counts as gone."""
-
-
-@dataclass(frozen=True)
-class RouterContext:
-    """Edges and books of one router."""
-
-    bus: Bus
-    records: JobRecordStore
-    prepost: PrepostClient
-    dispatch: Dispatch
-    forecasting: FinishTimeEstimator
-    quarantine: Quarantine
-    room: StreamCapacity
-    config: RouterConfig
-    workers: WorkerClient
-    leadership: Leadership
-    blobs: BlobStore
-
-
 UNWRITTEN_S: Final = 1.0
 """A state that lasts this long is written by itself: the next change may be far away."""
 
@@ -412,17 +385,13 @@ class LiveJobRecord:
 
     async def change(self, change: Change[JobRecord]) -> JobRecord:
         """The record after `change`; raises as :meth:`check`."""
-        await self._revise(change)
+        await self.revise(change)
         return self.check()
 
     async def reread(self) -> JobRecord:
         """The record as it stands; raises as :meth:`check`."""
         self._learn(await self._records.read(self.job.job_id))
         return self.check()
-
-    async def end(self, change: Change[JobRecord]) -> None:
-        """Write the terminal state, if there is none yet."""
-        await self._revise(change)
 
     async def enter(self, state: JobState) -> None:
         """The job is in a state that is not terminal: tell it, and write it with the next change."""
@@ -437,11 +406,12 @@ class LiveJobRecord:
         """Write the state that was entered, unless another change has taken it along, or will after a failure."""
         self._entered_s = time.monotonic()
         try:
-            await self._revise(lambda record: record)
+            await self.revise(lambda record: record)
         except (GiornataError, nats.errors.Error, LeaseEndedError) as error:
             log.warning("state_not_written", job=self.job.job_id, error=repr(error))
 
-    async def _revise(self, change: Change[JobRecord]) -> None:
+    async def revise(self, change: Change[JobRecord]) -> None:
+        """Change the record, unless it is terminal, whatever it says then."""
         taken: JobState | None = None
 
         def changed(record: JobRecord) -> JobRecord | None:

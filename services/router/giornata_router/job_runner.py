@@ -33,10 +33,9 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Assignment, BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 from giornata_router import job_records
-from giornata_router.denoise_stage import DenoiseStage
-from giornata_router.job_records import JobEndedError, LiveJobRecord, RouterContext
+from giornata_router.dispatch import DenoiseStage, RouterContext
+from giornata_router.job_records import JobEndedError, LiveJobRecord
 from giornata_router.leadership import LeaseEndedError
-from giornata_router.work_queue import acknowledge
 
 MOST_REMAKE_PAUSE_S: Final = 30.0
 """Longest pause before a result is made again that was lost again and again."""
@@ -144,7 +143,7 @@ class JobRunner:
         while lost := job_records.lost_intermediates(rows):
             await self._make_again(lost)
             rows = await self._stages()
-        await live.end(lambda record: job_records.ended(self._spent(record), rows, self._sheet.times()))
+        await live.revise(lambda record: job_records.ended(self._spent(record), rows, self._sheet.times()))
 
     async def _stages(self) -> tuple[RowRecord, ...]:
         """Every stage that the record lacks; the rows with pictures or errors, or as soon as some lost something."""
@@ -255,7 +254,7 @@ class JobRunner:
             held = record.assignments
             return job_records.closed(self._spent(record), error, self._sheet.times())
 
-        await self.live.end(closed)
+        await self.live.revise(closed)
         for assignment in held:
             await self._tools.workers.drop(self._job.job_id, assignment)
 
@@ -267,6 +266,8 @@ class JobRunner:
             await self._tools.quarantine.put(job_records.closed(record, error, self._sheet.times()))
 
 
+ACKNOWLEDGED_S: Final = 2.0
+"""Limit of one acknowledgement."""
 FIRST_PAUSE_S: Final = 1.0
 MOST_PAUSE_S: Final = 60.0
 """A job that cannot be carried is tried again after so long; each pause is twice the one before."""
@@ -324,7 +325,7 @@ async def carry(tools: RouterContext, held: HeldJob) -> bool:
     job_id = held.job.job_id
     try:
         await _run_job(tools, held)
-        await acknowledge(tools.bus.client, held.reply)
+        await tools.bus.client.request(held.reply, b"+ACK", timeout=ACKNOWLEDGED_S)  # out of the queue then
     except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
         log.warning("job_run_interrupted", job=job_id, error=repr(error))
     except GiornataError as error:  # its record cannot be read

@@ -21,9 +21,8 @@ import structlog
 from pydantic import BaseModel
 from tenacity import AsyncRetrying
 
-from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry, retry_elsewhere
 from giornata.fleet import Fleet, LastSeenTimes
 from giornata.scheduling.adapters import UnitTime
 from giornata.scheduling.demand import JobDemand
@@ -467,9 +466,9 @@ class PrepostClient:
                         raise
 
         def policy() -> AsyncRetrying:
-            return retries.elsewhere(_worth_another_try, lambda _: not deadline.remaining_s())
+            return retry_elsewhere(_worth_another_try, lambda _: not deadline.remaining_s())
 
-        reply, owner = await retries.retry(policy, ask_once), stage.owner
+        reply, owner = await retry(policy, ask_once), stage.owner
         if (took := TOOK.get(stage.verb)) is not None:
             costs = self._placement.costs
             costs.observe(stage.verb, owner.model_digest, owner.tenant, stage.amount, took(reply))

@@ -17,17 +17,15 @@ from pydantic import BaseModel
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint, state_of, telemetry
-from giornata.bus.connection import keep_looking
+from giornata.bus.connection import keep_looking, read_just_made
 from giornata.deadlines import Deadline
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
-from giornata.retries import read_just_made
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import AdapterPlan, rock_match
-from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.wire.messages import (
@@ -44,13 +42,11 @@ from giornata.wire.messages import (
 from giornata.wire.subjects import LEASES
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.workers import FleetRequest, ServiceName, ServiceState, TelemetryReader
-from giornata_router import job_records
 from giornata_router.admission import FinishTimeEstimator, StreamCapacity
 from giornata_router.config import RouterConfig
-from giornata_router.dispatch import Dispatch
+from giornata_router.dispatch import RUN_REPLY_S, Dispatch, RouterContext
 from giornata_router.fleet_reports import FleetReporter
 from giornata_router.job_queue import LeaderJobQueue
-from giornata_router.job_records import RouterContext
 from giornata_router.leadership import (
     RENEW_S,
     Leadership,
@@ -65,13 +61,6 @@ Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
 
 log = structlog.get_logger(__name__)
-
-
-def scheduler_of(config: RouterConfig) -> Scheduler:
-    """The rule that gives waiting rows to workers."""
-    if config.adapter_plan is AdapterPlan.ROCK:
-        return QueueOrderScheduler(rock_match, loads_ahead=False)
-    return QueueOrderScheduler(POLICIES[config.policy])
 
 
 class Router:
@@ -96,7 +85,9 @@ class Router:
         def listened_s() -> float:
             return self._clock.listened_s
 
-        self._dispatch = Dispatch(scheduler_of(config), placement, line, connected, listened_s)
+        self._dispatch = Dispatch(
+            QueueOrderScheduler(POLICIES[config.policy]), placement, line, connected, listened_s
+        )
         stages = StagePlacement(
             placement.fleet,
             by_deadline=config.policy is PolicyName.DEADLINE_AWARE,
@@ -258,7 +249,7 @@ async def register(
         recording = partial(templates.recording, worker=worker, inspection=inputs.inspection)
         tools.leadership.check()
         record = await records.change(template.tenant, template.template_id, recording)
-        limit = deadline.at_most(job_records.RUN_REPLY_S)
+        limit = deadline.at_most(RUN_REPLY_S)
         question = RecordRequest(template=record, inputs=inputs, remaining_ms=limit.remaining_ms())
         try:
             reply = await tools.workers.record(worker, question, limit)

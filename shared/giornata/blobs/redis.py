@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from giornata.api_keys import DEFAULT_TENANT
-from giornata.blobs.store import UNANSWERED, BlobStore
+from giornata.blobs import UNANSWERED, BlobStore
 from giornata.shares import KEPT, SharedPool, TenantAllocation
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import BlobRef

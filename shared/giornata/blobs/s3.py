@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
-from giornata.blobs.store import UNANSWERED, BlobStore
+from giornata.blobs import UNANSWERED, BlobStore
 from giornata.config import S3Address, s3_address
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
 from giornata.wire.jobs import BlobRef

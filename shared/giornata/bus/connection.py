@@ -13,23 +13,33 @@ import contextlib
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import nats.errors
 import structlog
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js.errors import (
+    BadRequestError,
+    KeyNotFoundError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
 
-from giornata.deadlines import heeding_cancel
+from giornata.deadlines import heeding_cancel, retry, retry_until_led
 from giornata.fleet import ListeningClock
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.subjects import NatsRole, inbox, user_in
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _REFUSAL: Final = re.compile(
     r'permissions violation for (?P<act>publish|subscription) to "(?P<subject>[^"]+)"'
@@ -341,3 +351,55 @@ async def keep_looking(
         else:
             clock.tick(now)
         look()
+
+
+# What JetStream is asked, again while a cluster of its servers has no leader.
+
+
+COMING_UP_S: Final = 30.0
+"""How long we wait for a cluster of NATS servers that comes up."""
+LEADERLESS_S: Final = 15.0
+"""How long we wait for a cluster that chooses a leader; Raft waits four to nine seconds before it replaces one."""
+_NO_SUITABLE_PEERS: Final = 10005
+"""JetStream's error code: fewer servers are up than replicas are asked for."""
+_NOT_TAKEN: Final = (NoStreamResponseError, KeyNotFoundError)
+
+
+async def ask_jetstream(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
+    """The answer of JetStream to a question that may be asked twice: a read, or the creation of what may exist."""
+    return await retry(partial(retry_until_led, _has_no_leader, limit_s), ask)
+
+
+async def read_just_made(read: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a read of a stream or bucket that was made a moment ago, by whomever.
+
+    A cluster of servers says that it exists as soon as it is agreed upon; a server that has not applied it says that
+    there is none.
+    """
+
+    def may_not_be_applied(error: BaseException) -> bool:
+        return isinstance(error, NotFoundError) or _has_no_leader(error)
+
+    return await retry(partial(retry_until_led, may_not_be_applied, COMING_UP_S), read)
+
+
+async def write_to_jetstream(write: Callable[[], Awaitable[T]]) -> T:
+    """The answer of JetStream to a write, which is tried again only if it was surely not taken.
+
+    After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
+    faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
+    """
+    return await retry(
+        partial(retry_until_led, lambda error: isinstance(error, _NOT_TAKEN), LEADERLESS_S), write
+    )
+
+
+def error_code(error: BaseException) -> int | None:
+    """JetStream's code of an error. An error that the client makes has none, nor even the attribute."""
+    return getattr(error, "err_code", None)
+
+
+def _has_no_leader(error: BaseException) -> bool:
+    if isinstance(error, BadRequestError):
+        return error_code(error) == _NO_SUITABLE_PEERS
+    return isinstance(error, (ServiceUnavailableError, nats.errors.TimeoutError, LostError))

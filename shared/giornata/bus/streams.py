@@ -17,7 +17,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, BadRequestError
 
-from giornata.retries import COMING_UP_S, ask_jetstream, error_code
+from giornata.bus.connection import COMING_UP_S, ask_jetstream, error_code
 from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.messages import KEPT

@@ -20,11 +20,10 @@ from giornata.control.networks import (
     count_attention,
     count_weights,
 )
-from giornata.packed import attention, elementwise
-from giornata.packed.compute_set import PackedBatch, Rotary
+from giornata.packed import attention
 from giornata.packed.flux import FluxComponents, FluxForward, FluxProjections, Modulation, prepare_modulation
 from giornata.packed.low_rank import LowRankHooks
-from giornata.packed.packing import UNTRACED, make_layout, to_device
+from giornata.packed.packing import UNTRACED, PackedBatch, Rotary, make_layout, to_device
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -53,7 +52,7 @@ class FluxControl(ControlNet):
         """How many it makes."""
         self.repeats = self.net.input_hint_block is not None
         """Whether double blocks take its samples in turns."""
-        each = elementwise.choose_elementwise(self.device, self.dtype)
+        each = attention.choose_elementwise(self.device, self.dtype)
         attend = attention.choose_attention(self.device, self.dtype, each.gather)
         self._parts = FluxComponents(net, FluxProjections(net), attend, each, LowRankHooks(net))
 

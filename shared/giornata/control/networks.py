@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from giornata.control.layout import Behind, ControlMismatch, sum_residuals
 from giornata.model_cards import read_control_card
-from giornata.packed.compute_set import Region
+from giornata.packed.packing import Region
 from giornata.tensors import NEGATIVE
 from giornata.weight_loading import load_network
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork, control_name

@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor, nn
 
-from giornata.packed.attention import Attention
-from giornata.packed.compute_set import BlockInputs, PackedBatch
-from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
+from giornata.packed.attention import Attention, ElementwiseOps, HeadNorm, QKVProjection
 from giornata.packed.forward import AttentionSite, PackedForward, TokenStream
 from giornata.packed.low_rank import LoraSpans, LowRankHooks, is_text_layer
-from giornata.packed.packing import LaneTracer
+from giornata.packed.packing import BlockInputs, LaneTracer, PackedBatch
 from giornata.packed.sharding import Ulysses
 
 # adaLN vectors of all steps of a sequence, each linear layer applied once: they depend on prompt and time
@@ -136,7 +134,7 @@ class FluxProjections:
 
 
 # One forward of `FluxTransformer2DModel`: its linear layers are called as they are, or several as one product; what
-# happens between them is that of `giornata.packed.elementwise`. Without templates it equals the module's own `forward`
+# happens between them is that of `giornata.packed.attention`. Without templates it equals the module's own `forward`
 # of each sequence alone.
 
 

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import Apart, Attention, Beside, DenseKV, KVPages, outside_tokens
-from giornata.packed.compute_set import (
+from giornata.packed.low_rank import BatchLoras, LoraSpans
+from giornata.packed.packing import (
     BlockInputs,
     CachedTokenSegments,
-    ComputeSetStream,
+    ComputeSet,
     KeysValuesRecorder,
+    LaneTracer,
+    Layout,
     PackedBatch,
     Rotary,
+    Segments,
+    TraceLane,
 )
-from giornata.packed.low_rank import BatchLoras, LoraSpans
-from giornata.packed.packing import LaneTracer, Segments, TraceLane
 from giornata.packed.sharding import ShardedBatch
 from giornata.wire.values import BlockMode
 
@@ -31,6 +34,130 @@ Single = Callable[[int, Any, Tensor], Tensor]
 """A block of the joint stream."""
 Prefilled = Sequence[DenseKV]
 """Keys and values of one sequence's prefix by block, to which each step attends; empty where it has none."""
+
+
+# Which tokens the blocks of one forward compute, and what the others are where they are needed.
+#
+# A stream is (tokens, ...): tokens of any shape, in the order of `giornata.packed.packing`.
+
+
+LAST = -1
+"""No block: behind the last one."""
+
+
+class ComputeSetStream:
+    """The image stream's live tokens, from block to block.
+
+    Text is live in every block. A sequence that takes something computes its region alone, but for blocks in
+    `Mode.FULL`.
+    """
+
+    def __init__(self, sequences: PackedBatch, uses: Sequence[BlockInputs]) -> None:
+        self._sequences, self.plan = sequences, sequences.plan(tuple(uses))
+        plan = self.plan
+        self.taken, self.recorders, self.residuals = plan.taken, plan.recorders, plan.residuals
+        self.hidden: dict[int, Tensor] = {}
+        """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
+        self.now = self.plan.entering
+
+    def enter(self, block: int, image: Tensor) -> Tensor:
+        """The image stream as `block` computes it, (live_tokens, ...); recorders see it."""
+        if self.taken:
+            self.hidden = {}
+            spans = self.now.layout.image.bounds
+            for sequence in self.plan.hidden[block]:
+                part, region = image[slice(*spans[sequence])], self._sequences.regions[sequence]
+                if region is not None and self.now.whole[sequence]:
+                    self.hidden[sequence] = part.index_select(0, region.outside)
+                else:
+                    self.hidden[sequence] = self._kept(sequence, block, part)
+            wanted = self.plan.sets[block]
+            if wanted is not self.now:
+                image = self._converted(image, wanted, block)
+        for sequence, recorder in self.recorders.items():
+            part = image[slice(*self.now.layout.image.bounds[sequence])]
+            recorder.hidden(block, part.flatten(1))
+        return image
+
+    def enter_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`enter` for the joint order."""
+        plan = self.plan
+        if not self.recorders and not (
+            self.taken and (plan.hidden[block] or plan.sets[block] is not self.now)
+        ):
+            self.hidden = {}
+            return joint
+        text, image = self.now.layout.split(joint)
+        image = self.enter(block, image)
+        return self.now.layout.join(text, image)
+
+    def add(self, block: int, image: Tensor) -> Tensor:
+        """The image stream behind `block`, (live_tokens, channels), with what ControlNets add to it, in place."""
+        return self._added(block, image, self.now.layout.image.bounds)
+
+    def add_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`add` for the joint order."""
+        return self._added(block, joint, _pictures(self.now.layout)) if self.residuals else joint
+
+    def leave(self, image: Tensor) -> Tensor:
+        """The regions' tokens of the image stream behind the last block."""
+        return self._converted(image, self._sequences.live((False,) * len(self._sequences.regions)), LAST)
+
+    def _added(self, block: int, stream: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """`stream`, in which the live tokens of each sequence's picture lie at `spans`."""
+        for sequence, residuals in self.residuals.items():
+            sample, region = residuals.sample(block), self._sequences.regions[sequence]
+            if sample is None:
+                continue
+            part = stream[slice(*spans[sequence])]
+            if residuals.whole and self.now.whole[sequence]:
+                part[: len(sample)].add_(sample)  # companions lie behind the picture's tokens
+            elif region is None:
+                raise ValueError(f"sequence {sequence} has no region, and a residual of one")
+            elif residuals.whole:
+                part += sample.index_select(0, region.computed)
+            elif self.now.whole[sequence]:
+                part.index_add_(0, region.computed, sample)
+            else:
+                part += sample
+        return stream
+
+    def _kept(self, sequence: int, block: int, like: Tensor) -> Tensor:
+        """The outside tokens as the template had them, of the shape of the tokens `like`."""
+        kept = self.taken[sequence].source.hidden(block)
+        return kept.view(len(kept), *like.shape[1:])
+
+    def _converted(self, image: Tensor, wanted: ComputeSet, block: int) -> Tensor:
+        """The image stream with the tokens of `wanted`, which are live from now on.
+
+        Tokens that join are those of the input of `block`, as the template had them.
+        """
+        before, self.now = self.now, wanted
+        if before is wanted:
+            return image
+        parts = list(torch.split(image, list(before.layout.image.lengths)))
+        for sequence, region in enumerate(self._sequences.regions):
+            had, want = before.whole[sequence], wanted.whole[sequence]
+            if region is None or had == want:
+                continue
+            part = parts[sequence]
+            if had:
+                parts[sequence] = part.index_select(0, region.computed)
+            else:
+                whole = part.new_empty(len(region.computed) + len(region.outside), *part.shape[1:])
+                whole[region.computed] = part
+                whole[region.outside] = self._kept(sequence, block, part)
+                parts[sequence] = whole
+        return torch.cat(parts)
+
+
+def _pictures(layout: Layout) -> list[tuple[int, int]]:
+    """(start, end) of each sequence's image tokens in the joint order."""
+    spans = zip(layout.joint.bounds, layout.text.lengths, strict=True)
+    return [(start + text, end) for (start, end), text in spans]
+
+
+# One forward.
 
 
 class TokenStream(Enum):

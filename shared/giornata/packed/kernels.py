@@ -11,10 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from giornata.packed.attention import PageDestination, ProjectedKV, QuantisedTensor
-from giornata.packed.compute_set import Rotary
-from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
-from giornata.packed.packing import Layout, Segments, to_device
+from giornata.packed.attention import (
+    ElementwiseOps,
+    HeadNorm,
+    PageDestination,
+    ProjectedKV,
+    QKVProjection,
+    QuantisedTensor,
+)
+from giornata.packed.packing import Layout, Rotary, Segments, to_device
 
 # The Triton kernel of `giornata.packed.attention`: all sequences of a batch in one launch.
 #
@@ -155,7 +160,7 @@ def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Ten
     return to_device(torch.tensor(rows, dtype=torch.int64), device), aligned
 
 
-# The functions of `giornata.packed.elementwise` as Triton kernels: a token a program, each tensor read
+# The functions of `giornata.packed.attention` as Triton kernels: a token a program, each tensor read
 # once.
 #
 # Triton's interpreter (`TRITON_INTERPRET=1`, set before the import) runs them on a CPU.
@@ -338,7 +343,7 @@ def _gelu_beside(
 
 
 def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: float) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.ElementwiseOps.modulated`."""
+    """See :attr:`giornata.packed.attention.ElementwiseOps.modulated`."""
     shift, scale = vectors
     tokens, channels = x.shape
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
@@ -353,7 +358,7 @@ def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: flo
 
 
 def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.ElementwiseOps.gated`."""
+    """See :attr:`giornata.packed.attention.ElementwiseOps.gated`."""
     tokens, channels = x.shape
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     one = len(gate) == 1
@@ -367,7 +372,7 @@ def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor
 
 
 def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.ElementwiseOps.rotated`."""
+    """See :attr:`giornata.packed.attention.ElementwiseOps.rotated`."""
     out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
     alone = QKVProjection(heads, heads, heads, norm, norm)
     _launch(alone, None, rotary, (out, out, out), query=False, value=False)
@@ -377,7 +382,7 @@ def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
 def attended(
     streams: Sequence[QKVProjection], layout: Layout, rotary: Rotary
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :attr:`giornata.packed.elementwise.ElementwiseOps.attended`."""
+    """See :attr:`giornata.packed.attention.ElementwiseOps.attended`."""
     first = streams[0]
     tokens = sum(len(stream.query) for stream in streams)
     shape = (tokens, *first.query.shape[1:])
@@ -392,7 +397,7 @@ def attended(
 
 
 def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.ElementwiseOps.beside_gelu`."""
+    """See :attr:`giornata.packed.attention.ElementwiseOps.beside_gelu`."""
     tokens, channels = len(x), x.shape[1] + y.shape[1]
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(channels))

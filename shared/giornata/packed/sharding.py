@@ -11,8 +11,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, PackedBatch, Region, Residuals
-from giornata.packed.packing import Segments, make_layout, to_device
+from giornata.packed.packing import (
+    BlockInputs,
+    PackedBatch,
+    Region,
+    Residuals,
+    Segments,
+    make_layout,
+    to_device,
+)
 
 # Which tokens and heads each process of a group has where a batch is shared by sequence parallelism. Pure.
 #
@@ -325,7 +332,7 @@ def _lightest(loads: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ResidualShard:
-    """One process's share of what ControlNets add; satisfies :class:`giornata.packed.compute_set.Residuals`."""
+    """One process's share of what ControlNets add; satisfies :class:`giornata.packed.packing.Residuals`."""
 
     of: Residuals
     own: PictureShard

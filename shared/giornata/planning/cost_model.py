@@ -1,4 +1,4 @@
-"""The cost of steps and loads: linear in what they compute and move, fitted to a profile, refined by samples. Pure.
+"""The cost model of a machine: weights of what steps compute and move, fitted to a profile, refined by samples. Pure.
 
 Planner, admission, router and simulator share this model. FlashPS (EuroSys '26, section 4.4) estimates computing by the
 number of masked tokens and loading by bytes, with R² = 0.99; here operations are counted by kind, so that one set of
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from operator import mul
 from typing import Any, Final, NamedTuple, Self
 
@@ -21,11 +20,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from giornata.planning.operations import (
-    COMPUTE,
     NETWORK,
     NetworkOperations,
     SequenceShape,
+    StepCosts,
     StepWork,
+    complete_weights,
     step_work,
 )
 from giornata.wire.models import BlockSpec
@@ -33,64 +33,8 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, DegreeCosts, WorkerCosts
 
 Array = NDArray[np.float64]
-LOAD: Final = ("slab", "bytes")
-"""Features of one load; `slab` is 1."""
 RENEWALS: Final = 3
 """How often a row without a template computes everything at the least; `docs/results/reuse.md` has the measurements."""
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative.
-
-    Weights of :data:`NETWORK` alone are completed by :func:`completed`.
-    """
-
-    compute: tuple[float, ...]
-    load: tuple[float, ...] = (0.0, 0.0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compute", complete_weights(self.compute))
-        if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
-            raise ValueError(
-                f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
-            )
-
-    def step_ms(self, work: StepWork) -> float:
-        """Time of a step that computes `work` and waits for nothing."""
-        spent: float = sum(map(mul, self.compute, work))
-        return spent
-
-    @property
-    def call_ms(self) -> float:
-        """Time of one forward beside what it computes."""
-        return self.compute[0]
-
-    def rates(self, operations: NetworkOperations) -> Array:
-        """(blocks, amounts) milliseconds of each of `SequenceShape.amounts` in a block."""
-        return _rates(self.compute, operations)
-
-    def load_ms(self, size_bytes: float) -> float:
-        """Time of loading one slab."""
-        return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
-
-
-def complete_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
-    """Weights by :data:`COMPUTE` from those by :data:`NETWORK`, of a fit to steps without adapters; others as they are.
-
-    A multiplication of factors or ControlNets then costs what one of linear layers does, and another segment nothing.
-    """
-    if len(weights) != len(NETWORK):
-        return weights
-    linear = weights[NETWORK.index("linear")]
-    return (*weights, linear, 0.0, linear)
-
-
-@lru_cache(maxsize=64)
-def _rates(weights: tuple[float, ...], operations: NetworkOperations) -> Array:
-    """See :meth:`StepCosts.rates`."""
-    of_units: Array = np.einsum("f,bfa->ba", np.array(weights[1:]), operations.by_block)
-    return of_units
 
 
 def refresh_interval(steps: int, most: int) -> int:

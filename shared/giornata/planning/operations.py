@@ -1,11 +1,12 @@
-"""The operations of a step, counted by kind from the specs of a network's blocks. Pure."""
+"""The operations of a step, counted by kind from the specs of a network's blocks, and what they cost. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from operator import mul
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -87,6 +88,8 @@ ADAPTING: Final = ("low_rank", "segments", "control")
 """Features of what adapters add."""
 COMPUTE: Final = (*NETWORK, *ADAPTING)
 """Features of a step's computing."""
+LOAD: Final = ("slab", "bytes")
+"""Features of one load; `slab` is 1."""
 VALUE_BYTES: Final = 2
 """Bytes of a weight of an adapter whose size alone is known: most files hold 16 bits a weight."""
 
@@ -307,3 +310,206 @@ def work_of_weights(weight_bytes: float, *, shared: bool) -> ControlWork:
     """The work of a ControlNet whose size alone is known: each weight meets every token."""
     weights = weight_bytes / VALUE_BYTES
     return ControlWork(text=weights, image=weights, shared=shared)
+
+
+# The cost of operations and loads: linear, without negative weights.
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative.
+
+    Weights of :data:`NETWORK` alone are completed by :func:`completed`.
+    """
+
+    compute: tuple[float, ...]
+    load: tuple[float, ...] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute", complete_weights(self.compute))
+        if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
+            raise ValueError(
+                f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
+            )
+
+    def step_ms(self, work: StepWork) -> float:
+        """Time of a step that computes `work` and waits for nothing."""
+        spent: float = sum(map(mul, self.compute, work))
+        return spent
+
+    @property
+    def call_ms(self) -> float:
+        """Time of one forward beside what it computes."""
+        return self.compute[0]
+
+    def rates(self, operations: NetworkOperations) -> Array:
+        """(blocks, amounts) milliseconds of each of `SequenceShape.amounts` in a block."""
+        return _rates(self.compute, operations)
+
+    def load_ms(self, size_bytes: float) -> float:
+        """Time of loading one slab."""
+        return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
+
+
+def complete_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Weights by :data:`COMPUTE` from those by :data:`NETWORK`, of a fit to steps without adapters; others as they are.
+
+    A multiplication of factors or ControlNets then costs what one of linear layers does, and another segment nothing.
+    """
+    if len(weights) != len(NETWORK):
+        return weights
+    linear = weights[NETWORK.index("linear")]
+    return (*weights, linear, 0.0, linear)
+
+
+@lru_cache(maxsize=64)
+def _rates(weights: tuple[float, ...], operations: NetworkOperations) -> Array:
+    """See :meth:`StepCosts.rates`."""
+    of_units: Array = np.einsum("f,bfa->ba", np.array(weights[1:]), operations.by_block)
+    return of_units
+
+
+# The blocks of rows as a planner of loads is told of them: what each mode takes, and what is loaded for it.
+
+
+Flags = NDArray[np.bool_]
+Counts = NDArray[np.int64]
+MODES: Final = tuple(BlockMode)
+CODES: Final = {mode: code for code, mode in enumerate(MODES)}
+FULL, HIDDEN, KV = (CODES[mode] for mode in (BlockMode.FULL, BlockMode.HIDDEN, BlockMode.KV))
+Modes = tuple[BlockMode, ...]
+"""A mode for every block."""
+SLABS: Final = 8
+"""In how many slabs the planner counts the largest load of a block: enough to tell loads apart, few enough to plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlocks:
+    """One row's blocks, over one step or several: what each mode takes, and what has to be loaded for it first.
+
+    Each column is (blocks,).
+    """
+
+    full_ms: Array
+    hidden_ms: Array
+    kv_ms: Array
+    hidden_slabs: Array
+    """Slabs of the outside tokens' input, whole numbers; 0 where it is on the device already."""
+    kv_slabs: Array
+    """Slabs of their keys and values; 0 where these are on the device already."""
+    fresh: Flags
+    """A step's first blocks, where the outside tokens' hidden state is always at hand."""
+    hidden_kept: Flags
+    kv_kept: Flags
+    """Whether the template keeps a hidden state, and keys and values."""
+
+    def __len__(self) -> int:
+        return len(self.full_ms)
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One row of a batch at the planner; all rows have the same number of blocks."""
+
+    blocks: RowBlocks
+    template: Hashable
+    """Rows of one template load each entry once together."""
+
+
+@dataclass(frozen=True)
+class LoadLink:
+    """The path on which the loader moves slabs, one after the other, in the order of the blocks."""
+
+    slab_ms: float
+    busy_ms: float = 0.0
+    """Time until it is free for this plan's first slab."""
+
+
+class StepCacheReads(NamedTuple):
+    """The entries that the blocks of one step take from the cache."""
+
+    forms: Modes
+    """`KV`, `HIDDEN`, which a block in full may need too, or `FULL` for nothing."""
+    kv: Counts
+    """(blocks,): 1 where a block takes keys and values, else 0."""
+    hidden: Counts
+    """As `kv`: where it takes a hidden state."""
+
+
+@lru_cache(maxsize=1024)
+def takes(modes: Modes) -> StepCacheReads:
+    """Return what a step in these `modes` takes; no hidden state in its first block and behind a block in full."""
+    forms, live = [], True
+    for mode in modes:
+        forms.append(BlockMode.KV if mode is BlockMode.KV else BlockMode.FULL if live else BlockMode.HIDDEN)
+        live = mode is BlockMode.FULL
+    kv, hidden = (
+        np.array([form is one for form in forms], np.int64) for one in (BlockMode.KV, BlockMode.HIDDEN)
+    )
+    return StepCacheReads(tuple(forms), kv, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLoads:
+    """Bytes that a row loads for each block, (blocks,) int64; 0 for an entry that is on the device."""
+
+    hidden_bytes: Counts
+    kv_bytes: Counts
+    hidden_kept: Flags
+    """(blocks,), as `kv_kept`: whether there is such an entry."""
+    kv_kept: Flags
+
+    @classmethod
+    def equal(
+        cls, blocks: int, hidden_bytes: int = 0, kv_bytes: int = 0, *, hidden_kept: bool = True
+    ) -> BlockLoads:
+        """Return those of so many equal blocks, which keep keys and values."""
+        hidden, kv = (np.full(blocks, size, np.int64) for size in (hidden_bytes, kv_bytes))
+        return cls(hidden, kv, np.full(blocks, hidden_kept), np.ones(blocks, bool))
+
+    def then(self, later: BlockLoads) -> BlockLoads:
+        """Return those of this step and of the next one."""
+        return BlockLoads(
+            np.concatenate((self.hidden_bytes, later.hidden_bytes)),
+            np.concatenate((self.kv_bytes, later.kv_bytes)),
+            np.concatenate((self.hidden_kept, later.hidden_kept)),
+            np.concatenate((self.kv_kept, later.kv_kept)),
+        )
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest of all."""
+        return int(max(self.hidden_bytes.max(initial=0), self.kv_bytes.max(initial=0)))
+
+
+def slab_unit(loads: Iterable[BlockLoads]) -> float:
+    """Bytes of a slab in a plan over these loads."""
+    return max((load.largest_bytes for load in loads), default=0) / SLABS
+
+
+def row_blocks(
+    costs: StepCosts,
+    operations: NetworkOperations,
+    shapes: Sequence[SequenceShape],
+    loads: BlockLoads,
+    unit_bytes: float,
+) -> RowBlocks:
+    """A row's blocks for the planner; `loads` are those of one step or of several.
+
+    Loads are rounded up to whole slabs, of `unit_bytes` each.
+    """
+    count, blocks = len(loads.kv_bytes), operations.blocks
+    times = np.tile(_of_blocks(costs, operations, tuple(shapes)), count // blocks)
+    hidden, kv = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
+    fresh = np.arange(count) % blocks == 0
+    return RowBlocks(
+        times[FULL], times[HIDDEN], times[KV], hidden, kv, fresh, loads.hidden_kept, loads.kv_kept
+    )
+
+
+@lru_cache(maxsize=1024)
+def _of_blocks(costs: StepCosts, operations: NetworkOperations, shapes: tuple[SequenceShape, ...]) -> Array:
+    """(modes, blocks) milliseconds that a row adds to each block in each of :data:`MODES`."""
+    amounts = np.array([[shape.amounts(mode) for mode in MODES] for shape in shapes]).sum(0)
+    added: Array = amounts @ costs.rates(operations).T
+    return added

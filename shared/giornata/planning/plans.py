@@ -23,16 +23,16 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.row_blocks import (
+from giornata.planning.operations import (
     CODES,
     FULL,
     KV,
+    Array,
     BatchRow,
     Counts,
     Flags,
     LoadLink,
     Modes,
-    Numbers,
     RowBlocks,
 )
 from giornata.wire.values import BlockMode
@@ -65,7 +65,7 @@ class BatchPlan:
         return self.ended_ms[-1]
 
 
-Beside: TypeAlias = float | Numbers
+Beside: TypeAlias = float | Array
 """What each block takes besides, in ms: (blocks,), or the same for each."""
 RowPlanner = Callable[[RowBlocks, LoadLink, Beside], Modes]
 """Finds modes for a row alone."""
@@ -139,14 +139,14 @@ def evaluate_modes(
 class _BlocksTaken(NamedTuple):
     """The computing and loading of each row in its modes; each array is (rows, blocks)."""
 
-    ms: Numbers
+    ms: Array
     """Infinite where a block would take what is neither at hand nor kept."""
-    slabs: Numbers
+    slabs: Array
     kv: Flags
     """Whether keys and values are loaded, or else a hidden state."""
     templates: tuple[Hashable, ...]
 
-    def loaded(self, rows: Iterable[int]) -> Numbers:
+    def loaded(self, rows: Iterable[int]) -> Array:
         """(blocks,) slabs that these rows load; an entry of rows of one template once."""
         slabs = np.zeros(self.slabs.shape[1])
         for members in _members([(self.templates[row], row) for row in rows]):
@@ -156,7 +156,7 @@ class _BlocksTaken(NamedTuple):
 
 
 def _taken(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> _BlocksTaken:
-    def of_all(name: str) -> Numbers:
+    def of_all(name: str) -> Array:
         return np.array([getattr(row.blocks, name) for row in rows])
 
     mode = np.array([_codes(tuple(chosen)) for chosen in modes])
@@ -239,7 +239,7 @@ class _Backpointers(NamedTuple):
 
 
 def exact_modes(
-    blocks: RowBlocks, link: LoadLink, beside_ms: Beside = 0.0, beside_slabs: Numbers | None = None
+    blocks: RowBlocks, link: LoadLink, beside_ms: Beside = 0.0, beside_slabs: Array | None = None
 ) -> Modes:
     """The modes of a row with the earliest end; among equals, the ones that load least.
 
@@ -283,7 +283,7 @@ def _slabs(blocks: RowBlocks, index: int) -> tuple[int, int]:
     return int(blocks.hidden_slabs[index]), int(blocks.kv_slabs[index])
 
 
-def _shifted(times: Numbers, slabs: int) -> Numbers:
+def _shifted(times: Array, slabs: int) -> Array:
     """The times after loading `slabs` more."""
     if not slabs:
         return times
@@ -292,7 +292,7 @@ def _shifted(times: Numbers, slabs: int) -> Numbers:
     return moved
 
 
-def _traced(blocks: RowBlocks, gone: Numbers, live: Numbers, choices: Sequence[_Backpointers]) -> Modes:
+def _traced(blocks: RowBlocks, gone: Array, live: Array, choices: Sequence[_Backpointers]) -> Modes:
     slabs = int(np.minimum(gone, live).argmin())
     is_live = bool(live[slabs] <= gone[slabs])
     modes: list[BlockMode] = []
@@ -345,11 +345,11 @@ class PrefixPlanBatch:
     full, one projected from the hidden state, the others from the cache.
     """
 
-    full_ms: Numbers
-    hidden_ms: Numbers
-    kv_ms: Numbers
+    full_ms: Array
+    hidden_ms: Array
+    kv_ms: Array
     """As `full_ms` before the first block from which on keys and values are kept."""
-    kv_slabs: Numbers
+    kv_slabs: Array
     least: Counts
     """(rows, steps): the first block from which on all keep keys and values."""
     members: tuple[list[int], ...]
@@ -379,24 +379,24 @@ class PrefixPlanBatch:
         return np.concatenate((np.arange(self.blocks + 1), np.arange(1, self.blocks + 1)))
 
     @cached_property
-    def sooner_full_ms(self) -> Numbers:
+    def sooner_full_ms(self) -> Array:
         """All before each block, and all there are, computed in full."""
         return _summed(self.full_ms)
 
     @cached_property
-    def later_kv_ms(self) -> Numbers:
+    def later_kv_ms(self) -> Array:
         """Each block and all behind it from the cache, and 0."""
         sums = _summed(self.kv_ms)
         return sums[..., -1:] - sums
 
     @cached_property
-    def own_ms(self) -> Numbers:
+    def own_ms(self) -> Array:
         """(rows, steps, candidates): what the row itself computes."""
         full, kv = self.sooner_full_ms, self.later_kv_ms
         return np.concatenate((full + kv, full[..., :-1] + self.hidden_ms + kv[..., 1:]), axis=-1)
 
     @cached_property
-    def possible_ms(self) -> Numbers:
+    def possible_ms(self) -> Array:
         """The same; infinite where a block would take what is not kept."""
         return np.where(self.cached_from < self.least[..., np.newaxis], np.inf, self.own_ms)
 
@@ -427,11 +427,11 @@ def prefix_batch(rows: Sequence[BatchRow]) -> PrefixPlanBatch | None:
 class StepPlanCandidates(NamedTuple):
     """All plans of one step of a row beside the others; each is (..., candidates)."""
 
-    computing_ms: Numbers
+    computing_ms: Array
     """Computing time of all rows in the step; infinite where a block would take what is not kept."""
-    waiting_ms: Numbers
+    waiting_ms: Array
     """From the link's first slab of the step to the step's end if computing only waits for loads; -inf for none."""
-    slabs: Numbers
+    slabs: Array
     """That all rows load in the step."""
 
 
@@ -454,7 +454,7 @@ def _of_candidate(blocks: int, candidate: int) -> Modes:
     return (*(BlockMode.FULL,) * full, BlockMode.HIDDEN, *(BlockMode.KV,) * (blocks - full - 1))
 
 
-def _summed(values: Numbers) -> Numbers:
+def _summed(values: Array) -> Array:
     """Sums up to each block, from 0 to the whole: one more than there are blocks."""
     sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
     np.cumsum(values, axis=-1, out=sums[..., 1:])
@@ -467,8 +467,8 @@ def scanned(of: PrefixPlanBatch, chosen: Counts | None, link: LoadLink, base_ms:
     Without it, there are no others. Each of the result is (..., rows, steps, candidates).
     """
     n, own_slabs = of.blocks, of.kv_slabs
-    others_ms: Numbers = np.full_like(of.full_ms, base_ms)
-    others_slabs: Numbers = np.zeros_like(of.full_ms)
+    others_ms: Array = np.full_like(of.full_ms, base_ms)
+    others_slabs: Array = np.zeros_like(of.full_ms)
     if chosen is not None:
         computing, loading = _prefixes_taken(of, chosen)
         others_ms = base_ms + computing.sum(axis=-3, keepdims=True) - computing
@@ -492,7 +492,7 @@ def scanned(of: PrefixPlanBatch, chosen: Counts | None, link: LoadLink, base_ms:
     return StepPlanCandidates(of.possible_ms + after_ms[..., :1], waiting, loaded)
 
 
-def _prefixes_taken(of: PrefixPlanBatch, chosen: Counts) -> tuple[Numbers, Numbers]:
+def _prefixes_taken(of: PrefixPlanBatch, chosen: Counts) -> tuple[Array, Array]:
     """Return what each row computes, in ms, and loads, in slabs, by block."""
     index, begins = np.arange(of.blocks), of.cached_from[chosen][..., np.newaxis]
     computing = np.where(index < begins, of.full_ms, of.kv_ms)
@@ -501,7 +501,7 @@ def _prefixes_taken(of: PrefixPlanBatch, chosen: Counts) -> tuple[Numbers, Numbe
     return computing, np.where(index < begins, 0.0, of.kv_slabs)
 
 
-def _loaded_beside(of: PrefixPlanBatch, loading: Numbers) -> tuple[Numbers, Numbers]:
+def _loaded_beside(of: PrefixPlanBatch, loading: Array) -> tuple[Array, Array]:
     """What the others load beside each row, and what it would add: what it loads beyond the rest of its group."""
     if len(of.members) == len(of.full_ms):
         return loading.sum(axis=-3, keepdims=True) - loading, of.kv_slabs
@@ -532,7 +532,7 @@ def _of_window(alone: StepPlanCandidates, link: LoadLink) -> Counts:
     return np.array([np.unravel_index(_first(ended.ravel(), slabs.ravel()), slabs.shape)])
 
 
-def _first(ended_ms: Numbers, slabs: Numbers) -> Counts:
+def _first(ended_ms: Array, slabs: Array) -> Counts:
     """Index of the earliest end along the last axis; among equals, of the one that loads least."""
     soon = ended_ms <= ended_ms.min(axis=-1, keepdims=True) * (1 + EQUAL)
     index: Counts = np.where(soon, slabs, np.inf).argmin(axis=-1)
@@ -561,7 +561,7 @@ def _descended(of: PrefixPlanBatch, plans: Counts, link: LoadLink, base_ms: floa
     return best
 
 
-def _windows(found: StepPlanCandidates, plans: Counts, link: LoadLink) -> tuple[Numbers, Numbers]:
+def _windows(found: StepPlanCandidates, plans: Counts, link: LoadLink) -> tuple[Array, Array]:
     """Return when the window ends with each candidate in place of the planned one, and what it loads.
 
     Each is (plans, rows, steps, candidates).

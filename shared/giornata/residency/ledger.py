@@ -64,10 +64,6 @@ class EvictionLedger:
         """Bytes of a name; None where it is not here."""
         return self._sizes.get(name)
 
-    def is_pinned(self, name: str) -> bool:
-        """Return whether it stays, once it is here."""
-        return self._pins[name] > 0
-
     def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
         """Enter `name` as the last used; returns the names that have to go for it, the first to go first.
 

@@ -18,6 +18,8 @@ from giornata.residency.ledger import EvictionLedger
 
 V = TypeVar("V")
 
+BURST_S: Final = 1.0
+"""What a bucket holds at most, in seconds of its allowance."""
 PART: Final = ".part"
 """Ends the names of files that are being written."""
 
@@ -25,20 +27,19 @@ PART: Final = ".part"
 class LoadTokenBucket:
     """A token bucket that may be overdrawn: what demand takes is not there for planned loads. Times are in seconds.
 
-    A limiter that only makes its callers wait cannot say this: demand never waits.
-
-    It holds `burst_s` seconds' worth at most, and owes as much at most.
+    A limiter that only makes its callers wait cannot say this: demand never waits. As much as it holds at most, it
+    owes at most.
     """
 
-    def __init__(self, bytes_per_s: float, burst_s: float = 1.0) -> None:
-        self._bytes_per_s, self._burst_s = bytes_per_s, burst_s
-        self._even_s = -burst_s
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._even_s = -BURST_S
         """When nothing is owed."""
 
     def spend(self, size_bytes: int, now: float) -> None:
         """Bytes that were loaded, whether there was an allowance or not."""
-        even_s = max(self._even_s, now - self._burst_s) + size_bytes / self._bytes_per_s
-        self._even_s = min(even_s, now + self._burst_s)
+        even_s = max(self._even_s, now - BURST_S) + size_bytes / self._bytes_per_s
+        self._even_s = min(even_s, now + BURST_S)
 
     def wait_s(self, now: float) -> float:
         """Time until a planned load may go on; 0 where it may now."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.planning.cost_model import ALONE, CostModel, StepCosts, StepParallelism, nnls_solver
-from giornata.planning.operations import NetworkOperations, StepWork
+from giornata.planning.cost_model import ALONE, CostModel, StepParallelism, nnls_solver
+from giornata.planning.operations import NetworkOperations, StepCosts, StepWork
 from giornata.planning.operations import work_of as control_work_of
 from giornata.scheduling.adapters import LoraLoadTimes, UnitTime
 from giornata.scheduling.demand import StepTimeModel

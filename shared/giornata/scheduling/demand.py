@@ -12,8 +12,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Final, NamedTuple
 
-from giornata.planning.cost_model import StepCosts, StepParallelism, Ways, refresh_interval
-from giornata.planning.operations import NetworkOperations, SequenceShape, control_work
+from giornata.planning.cost_model import StepParallelism, Ways, refresh_interval
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepCosts, control_work
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.adapters import ControlWork
 from giornata.wire.models import BlockSpec

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from giornata.fleet import Fleet, LastSeenTimes
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import ControlOffers, PendingAdapterLoads
 from giornata.scheduling.cost_models import UNKNOWN, WorkerCostModels
 from giornata.scheduling.demand import JobDemand, WorkerEstimate
@@ -98,7 +98,7 @@ def slack_while(waiting: int, workers: int, most: float = SLACK) -> float:
 
 
 class ModelSlack:
-    """The slack of each model's workers, by how many of its rows wait; `most` until some have waited."""
+    """The slack of each model's workers, by how many of its rows wait; `most` is that of a lone idle worker."""
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -114,8 +114,7 @@ class ModelSlack:
         """Take in how many rows of each model wait; the models whose slack has changed."""
         changed = set()
         for model in {*waiting, *self._now}:
-            slack = slack_while(waiting.get(model, 0), max(1, self._workers[model]), self._most)
-            before = self._now.get(model, self._most)
+            slack, before = self._while(model, waiting.get(model, 0)), self._of_model(model)
             if not before / NEARLY <= slack <= before * NEARLY:
                 self._now[model] = slack
                 changed.add(model)
@@ -123,7 +122,14 @@ class ModelSlack:
 
     def of(self, models: Iterable[Served]) -> float:
         """The slack of a worker of `models`: the least, since rows of any of them may go to it."""
-        return min((self._now.get(model, self._most) for model in models), default=self._most)
+        return min(map(self._of_model, models), default=self._most)
+
+    def _of_model(self, model: Served) -> float:
+        """The slack in force; until rows have waited, that of as many idle workers."""
+        return self._now[model] if model in self._now else self._while(model, 0)
+
+    def _while(self, model: Served, waiting: int) -> float:
+        return slack_while(waiting, max(1, self._workers[model]), self._most)
 
 
 # Telemetry is up to a quarter of a second old, so a burst of jobs would all go to the same worker. An
@@ -327,7 +333,10 @@ class Placement:
     def assign(self, job_id: str, attempt: int, worker: str, demand: JobDemand, now: float) -> None:
         """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
         if job_id not in self._attempts:
-            self._see(demand)
+            if demand.template is not None:
+                self._repeats.see(demand.template)
+            for lora in demand.adapters:
+                self._lora_repeats.see(lora.digest)
         self.release(job_id, attempt)
         booking = AssignedAttempt((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
@@ -380,12 +389,6 @@ class Placement:
             for known, attempt in counted:
                 known.forget(attempt, *before[known.name])
                 self._changed(known)
-
-    def _see(self, demand: JobDemand) -> None:
-        if demand.template is not None:
-            self._repeats.see(demand.template)
-        for lora in demand.adapters:
-            self._lora_repeats.see(lora.digest)
 
     def _closed(self, demand: JobDemand, excluded: Collection[str]) -> Collection[str]:
         closed = self._lacking(demand) | self._refused

@@ -177,16 +177,10 @@ def _row_ms(pace: StepTimeModel, size: StepSize, *, moved: bool) -> float:
     return joining_ms + load.step_ms
 
 
-def devices_of(shown: WorkerState) -> int:
-    """Devices of a worker that compute; 1 of one that is no pool."""
-    able = sum(rank.phase is RankPhase.READY for rank in shown.ranks)
-    return min(MOST_DEVICES, max(1, able))
-
-
 def pool_of(pace: StepTimeModel, shown: WorkerState, before: PoolRows | None = None) -> PoolRows | None:
     """Return what makes the rows of a worker; None where one device computes. `before` was made for the same pace."""
-    devices = devices_of(shown)
-    if devices == 1:
+    devices = min(MOST_DEVICES, sum(rank.phase is RankPhase.READY for rank in shown.ranks))
+    if devices <= 1:
         return None
     return before if before is not None and before.devices == devices else PoolRows(pace, devices)
 

@@ -11,7 +11,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import LoraLoadTimes, PendingAdapterLoads, fastest_tiers
 from giornata.scheduling.cost_models import UNTOLD
 from giornata.scheduling.degrees.pool import PoolRow

@@ -65,7 +65,11 @@ def read_json(text: str, named: Callable[[Sequence[tuple[str, Any]]], dict[str, 
             raise ValueError(f"an object has {len(pairs)} names, and at most {NAMES} are accepted")
         return named(pairs)
 
-    numbers: dict[str, Any] = {"parse_int": _integer, "parse_float": _number, "parse_constant": _no_number}
+    numbers: dict[str, Any] = {
+        "parse_int": lambda digits: int(_short(digits)),
+        "parse_float": lambda digits: float(_short(digits)),
+        "parse_constant": _no_number,
+    }
     return within_depth(json.loads(text, object_pairs_hook=few, **numbers))
 
 
@@ -103,14 +107,6 @@ def unpack_limits() -> dict[str, Any]:
         "max_str_len": TEXT_BYTES,
         "max_ext_len": NUMBER_CHARACTERS,
     }
-
-
-def _integer(digits: str) -> int:
-    return int(_short(digits))
-
-
-def _number(digits: str) -> float:
-    return float(_short(digits))
 
 
 def _short(digits: str) -> str:

@@ -186,10 +186,6 @@ class Inspection(RecordModel):
     grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
-    mask_key: str = ""
-    """Digest of the mask as the model sees it, by pixels; empty of a generation."""
-    mask_whole: bool = False
-    """Whether that mask covers every pixel."""
     prepared: BlobRef | None = None
     """uint8 safetensors, None of a generation: `image` (model_height, model_width, 3), `mask` alike, 255 = edit."""
     references: BlobRef | None = None

@@ -19,7 +19,7 @@ from giornata.wire.jobs import (
     PromptTokens,
     RowRecord,
 )
-from giornata.wire.loras import NormaliseLora, StoredFile
+from giornata.wire.loras import NormaliseLora
 from giornata.wire.requests import (
     MAX_REGIONS,
     EditParameters,
@@ -327,13 +327,6 @@ class PrefetchTemplate(WireModel):
 
     job: Job
     inspection: Inspection
-    epoch: Epoch | None = None
-
-
-class LoadLoras(WireModel):
-    """router → one denoiser: the placement wants these LoRAs in your memory, the most wanted first."""
-
-    files: tuple[StoredFile, ...]
     epoch: Epoch | None = None
 
 

@@ -56,7 +56,7 @@ ALL_MASK = "giornata.prepost.mask.*"
 """Make a mask from words (prepost of any model that serves them)."""
 ALL_ADAPTER = "giornata.prepost.adapter.*"
 """Have the canonical file of a LoRA made (prepost of its model)."""
-WorkerVerb = Literal["run", "cancel", "record", "prefetch", "load"]
+WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
 ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
 ControlVerb = Literal["open", "close"]
 ALL_CONTROLNET = tuple(f"giornata.controlnet.*.{verb}" for verb in get_args(ControlVerb))

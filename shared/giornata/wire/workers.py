@@ -235,7 +235,7 @@ class WorkerCosts(WireModel):
 
     compute: CostFit
     load: CostFit
-    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.cost_model.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.operations.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""
@@ -295,8 +295,6 @@ class AdapterCounters(WireModel):
     memory_limit_bytes: int = 0
     """Most bytes of unpinned LoRAs in memory."""
     disk_bytes: int = 0
-    planned: int = 0
-    """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
     waited_ms: float = 0.0
     """Time that loads for rows took, together."""
 

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from giornata.control.link import ControlFailed, LinkLate, LinkLost
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.wire.controlnets import DataPath
 from tests.fakes.control_instance import TOKENS, Instance
 from tests.patience import HUNG_S

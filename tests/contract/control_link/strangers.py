@@ -14,9 +14,8 @@ import msgpack
 import torch
 from hypothesis import HealthCheck, settings
 
-from giornata.control.link import slabs
+from giornata.control.link import encode_frame, slabs
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import encode_frame
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
 from giornata.frames import LENGTH
 from giornata.wire import codec

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from giornata import frames
-from giornata.control.link import server, slabs
+from giornata.control.link import LinkLost, encode_frame, server, slabs
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import LinkLost, encode_frame
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
 from giornata.frames import LENGTH
 from giornata.wire.controlnets import CancelStep, DataPath, LinkOpened, OpenLink, ResidualReady

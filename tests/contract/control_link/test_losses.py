@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from giornata.control.link import LinkLost
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import LinkLost
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
     SHAPES,

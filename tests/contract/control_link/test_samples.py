@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from giornata.control.link import ControlFailed, LinkLate
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import ControlFailed, LinkLate
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
     SHAPES,

@@ -28,13 +28,12 @@ from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import REFERENCE, OutputFormat, asked
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import FleetView, InstanceView, ServiceName
-from giornata_gateway.admission import ByteReservation
+from giornata_gateway.admission import ByteReservation, Tenant
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http import server as studio
+from giornata_gateway.http import resources as studio
+from giornata_gateway.http.requests import read_json, read_upload
 from giornata_gateway.http.responses import EVENT_STREAM, GATEWAY, JSON, error_answer, frame, json_answer
 from giornata_gateway.http.routes import document
-from giornata_gateway.http.uploads import read_json, read_upload
-from giornata_gateway.rules.adapters import in_order
 from giornata_gateway.rules.forms import (
     GenerationJobForm,
     JobForm,
@@ -42,11 +41,11 @@ from giornata_gateway.rules.forms import (
     RequestBody,
     check_source,
     decoded,
+    in_order,
     picture,
     read_form,
     read_mask_form,
 )
-from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,

@@ -18,9 +18,10 @@ from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.subjects import NatsRole
-from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata.wire.workers import ServiceName, WorkerState
 from giornata_router.job_records import accepted
 from giornata_tools.cli.app import cli
+from tests.fakes.fleet import state_of
 from tests.integration.cli.conftest import Run
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job
@@ -133,10 +134,7 @@ async def tell(guarded: Guarded) -> None:
         steps = 0
         while True:
             worker = WorkerState(capacity_rows=4, capacity_tokens=64, steps_total=steps)
-            state = ServiceState(
-                service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=worker
-            )
-            await publish_state(connected, state)
+            await publish_state(connected, state_of(ServiceName.DENOISER, "d1", worker=worker))
             steps += 5
             await asyncio.sleep(0.1)
 

@@ -30,9 +30,7 @@ from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
 from giornata_denoiser.attempts.inputs import adapters_of
 from giornata_denoiser.rows.row import Row
-from giornata_prepost.families.protocol import ControlImage
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 from tests.contract.messages import JOB
 from tests.fakes import tiny_flux_control, tiny_sd3_control, tiny_unet_control
 from tests.fakes.local_controls import controls_of
@@ -113,7 +111,7 @@ def under(
     if not controls:
         return make(asked, job)
     images, size = of.served.images, asked.size or of.case.size
-    shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
+    shown = [(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
     encoded = images.encode_controls(shown, mask(size))
     pixels = of.case.family in UNETS or controls[0].sees is ControlInput.PIXELS
     assert encoded.shared == pixels, "nothing is drawn of pixels"

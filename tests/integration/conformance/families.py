@@ -38,8 +38,7 @@ from giornata.wire.models import Sampler
 from giornata_denoiser.rows.row import Row
 from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import QwenPictureProcessor, QwenTextProcessor
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 from tests.integration.painting import Served, of_edit, of_generation, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, mask_padding, picture
 

@@ -9,19 +9,18 @@ from typing import Any, Final
 import numpy as np
 
 from giornata import tensors
-from giornata.blobs.store import MemoryBlobs
 from giornata.families import Family
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
-from giornata_denoiser.attempts.inputs import rows_of
+from giornata_denoiser.attempts.inputs import TemplateReuse, rows_of
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_prepost.encoding import EncodingInputs, JobConditioning, encode_job
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.images.stages import InspectedEdit, PixelLimits, inspect
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.fleet import REF
 from tests.integration.painting import Served
 from tests.integration.prepost.asking import png

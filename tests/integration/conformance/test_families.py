@@ -16,24 +16,23 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from giornata.packed.compute_set import Region, make_region, with_companions
-from giornata.packed.compute_set import region_of as region_in
+from giornata.packed.packing import Region, make_region, with_companions
+from giornata.packed.packing import region_of as region_in
+from giornata.planning.operations import BatchRow, LoadLink
 from giornata.planning.plans import BatchPlan, BatchPlanner, evaluate_modes, plan_batch
-from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import BlockMode
+from giornata_denoiser.attempts.inputs import TemplateReuse
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.encoding import template_row
-from giornata_prepost.families.protocol import rehearse
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.distances import distance
 from tests.integration.conformance.families import CASES, REFERENCES, UNETS, Asked, OpenFamily, PaintedPicture
@@ -292,7 +291,7 @@ def test_the_compute_set_is_what_the_mask_touches(of: OpenFamily) -> None:
 
 @ONE_OF_EACH
 def test_prepost_rehearses_it(of: OpenFamily) -> None:
-    rehearse(of.served.images)
+    of.served.images.rehearse()
 
 
 @ONE_OF_EACH

@@ -20,12 +20,12 @@ from transformers import Qwen2VLProcessor
 from giornata.families import Family
 from giornata.wire.errors import SchemaMismatch, TooManyPixels
 from giornata.wire.models import Sampler
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import build_row
 from giornata_lab.baseline.pipeline import opened
 from giornata_lab.bench.compute.rows import changed
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
 from giornata_prepost.images import stages
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.images.stages import PixelLimits
 from tests.distances import distance
 from tests.integration.conformance.families import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import TaylorSeerCacheConfig
 
-from giornata_denoiser.rows.step_cache import TaylorRule
+from giornata_denoiser.rows.parts import TaylorRule
 from tests.distances import distance
 from tests.fakes.step_caches import taylor
 from tests.integration.conformance.families import Asked, OpenFamily

@@ -18,8 +18,8 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
+from giornata.control.link import ControlFailed
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.messages import ControlFailed
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -31,7 +31,7 @@ from giornata.control.networks import (
     run,
 )
 from giornata.deadlines import Deadline
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.runtime import host_name
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlKind, ControlUse, control_name

@@ -12,8 +12,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs.store import MemoryBlobs
-from giornata.control.link.messages import ControlFailed, LinkLost
+from giornata.control.link import ControlFailed, LinkLost
 from giornata.control.networks import (
     ControlConditions,
     ControlSequenceStep,
@@ -41,6 +40,7 @@ from giornata_controlnet.rows import ResidentControlNets, open_row, read_cards
 from giornata_lab.bench.compute import tiny_unet
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_driven, tiny_sd3_control, tiny_unet_control
+from tests.fakes.blobs import MemoryBlobs
 from tests.integration.controlnet.bench import BASE, Bench, samples, shapes
 from tests.patience import HUNG_MS, HUNG_S
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from giornata.control.layout import sum_residuals
-from giornata.control.link.messages import ControlFailed
+from giornata.control.link import ControlFailed
 from giornata.runtime import usable_cores
 from giornata.wire.controlnets import DataPath
 from giornata.wire.values import CellMap

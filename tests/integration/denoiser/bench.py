@@ -29,7 +29,7 @@ from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.rows import text_shapes
+from giornata_denoiser.families.network import text_shapes
 from giornata_denoiser.service import Denoiser
 from giornata_lab.bench.compute.workload import grown
 from tests.configs import configured

@@ -13,7 +13,7 @@ from giornata.lora_files import TIER_NAME, WHOLE_FILES
 from giornata.wire.errors import LoraNotFound, ServiceUnavailable
 from giornata.wire.loras import StoredFile
 from giornata_denoiser.loras import LoraStoreFetcher, tier_in
-from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.rows.parts import RowLora
 from tests.integration.lora_bench import Store, open_bench
 from tests.integration.lora_store.test_host_tier import MB, hearing, options, put
 

@@ -16,7 +16,7 @@ from giornata.wire.errors import BlobStoreFull
 from giornata.wire.jobs import BlobRef
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
-from tests.integration.gateway.test_generations import FLUX
+from tests.integration.gateway.test_edits import FLUX
 from tests.integration.gateway.test_shared_pools import ALICE, BOB, edit, told
 from tests.integration.gateway_fakes import open_gateway, open_stage
 from tests.valkey import valkey

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from giornata_gateway.http import connections
+from giornata_gateway.http import server as connections
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import Opening

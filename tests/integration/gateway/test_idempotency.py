@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +29,41 @@ from giornata.wire.requests import EditParameters
 from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
-from tests.integration.gateway.repeating import edit, fresh, keys_below, second_gateway, stored
-from tests.integration.gateway_fakes import Opening, Stage, leave
+from tests.integration.gateway_fakes import Answer, ListedBlobs, Opening, Stage, leave, open_gateway
 from tests.patience import HUNG_S
+
+
+def fresh() -> str:
+    """A key that no other test has."""
+    return secrets.token_hex(8)
+
+
+async def edit(
+    stage: Stage, key: str, path: str = "/v1/images/edits", image: bytes = b"picture", /, **fields: str
+) -> Answer:
+    form = stage.form(image, **fields)
+    return await stage.post(path, data=form, headers={HEADER: key})
+
+
+@asynccontextmanager
+async def second_gateway(stage: Stage, folder: Path, **options: Any) -> AsyncIterator[Stage]:
+    """Another gateway in front of the same router."""
+    servers = stage.config.nats_url, stage.config.blobs_url
+    async with open_gateway(stage.router, *servers, folder / "second", **options) as opened:
+        await stage.router.announce()
+        yield opened
+
+
+def stored(stage: Stage) -> list[str]:
+    """Pictures that lie in the blob store for the router's jobs."""
+    found = [key for job_id in stage.router.submitted for key in keys_below(stage, job_id)]
+    return sorted(name for name in found if name.endswith(("/image", "/mask")))
+
+
+def keys_below(stage: Stage, job_id: str) -> list[str]:
+    """All keys of a job's pictures in the blob store in memory."""
+    assert isinstance(stage.router.blobs, ListedBlobs)
+    return [key for key in stage.router.blobs.keys if key.startswith(f"default/{job_id}/")]
 
 
 async def test_the_same_key_is_the_same_job_and_nothing_is_computed_twice(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from giornata.wire.errors import MaskEmpty, RowPoisoned
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import JobEstimate
 from giornata.wire.workers import RowProgress
-from giornata_gateway.jobs import records
+from giornata_gateway.jobs import submission
 from tests.integration.fake_router import CARD, PAINTER, picture_of
 from tests.integration.gateway_fakes import Opening, Stage, open_gateway
 from tests.patience import HUNG_MS, HUNG_S
@@ -51,7 +51,7 @@ def read(text: str) -> list[dict[str, Any]]:
 
 
 async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "FORECAST_MS", HUNG_MS)
+    monkeypatch.setattr(submission, "FORECAST_MS", HUNG_MS)
     job_id = await held(stage, n="2", seed="5")
     stage.router.progress = tuple(
         RowProgress(job_id=job_id, attempt=1, index=i, step=i + 1, steps=3, tokens=12) for i in range(2)

@@ -15,10 +15,9 @@ from structlog.testing import capture_logs
 from giornata.bus import bus
 from giornata.bus.connection import MAX_HEADER_BYTES
 from giornata.wire import codec
-from giornata_gateway.http import connections
+from giornata_gateway.http import server as connections
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway.test_garbage import WHOLE
-from tests.integration.gateway.test_hostile import answer_to, connection
+from tests.integration.gateway.test_hostile import WHOLE, answer_to, connection
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 

@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import signal
-import sys
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-import numpy as np
 import pytest
 import webuiapi
-from PIL import Image
 
 import giornata.client
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.errors import PayloadTooLarge
-from giornata.wire.models import Sampler
-from giornata.wire.requests import MaskMode
 from giornata_gateway import nats_door
 from giornata_gateway.nats_door import REPLY_MARGIN_BYTES
 from tests.fakes.fleet import SDXL
-from tests.integration.fake_router import CARD
 from tests.integration.gateway.test_masks import FILE, HATS, answered, forgotten, seeing
 from tests.integration.gateway_fakes import Opening
 from tests.patience import HUNG_S
 from tests.present import present
 
 pytestmark = pytest.mark.real_nats
-
-
-async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    port_file = tmp_path / "port"
-    environment = os.environ | {"GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
-    flags = ("--port", "0", "--port-file", str(port_file))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "giornata_gateway", *flags, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(HUNG_S):
-            while b"listening" not in await present(process.stderr).readline():
-                pass
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        async with aiohttp.ClientSession(url) as http, http.get("/healthz") as response:
-            assert response.status == 200
-        process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.wait_for(process.communicate(), HUNG_S)
-        assert process.returncode == 0, log
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be_made(
@@ -80,47 +47,6 @@ async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be
         async with giornata.client.connect(nats_url) as client:
             with pytest.raises(PayloadTooLarge, match="blobs_url"):
                 await client.mask(image=FILE, prompt=HATS)
-
-
-async def test_what_webuiapi_sends_by_itself_is_accepted(opening: Opening) -> None:
-    async with opening() as painter:
-        await painter.serve(CARD, SDXL)
-        host, port = painter.url.removeprefix("http://").split(":")
-        image = Image.fromarray(np.zeros((48, 64, 3), np.uint8))
-
-        def use() -> Any:
-            client = webuiapi.WebUIApi(host=host, port=int(port))
-            client._to_api_result = lambda response: (
-                response.status_code,
-                response.json(),
-            )  # the pictures are none
-            with client.session:
-                titles = client.util_get_model_names()
-                named = {"override_settings": {"sd_model_checkpoint": titles[0]}}
-                painted = [
-                    client.txt2img(prompt="a red barn", seed=3, width=1024, height=768, **named),
-                    client.img2img(prompt="a barn", images=[image], width=64, height=48, **named),
-                    client.img2img(prompt="a star", images=[image], mask_image=image, **named),
-                ]
-                told = client.get_options(), client.get_progress(), client.get_loras()
-                return titles, client.util_get_sampler_names(), painted, *told
-
-        titles, samplers, painted, options, progress, loras = await asyncio.to_thread(use)
-        assert titles == ["sdxl [5555555555]", "tiny [dddddddddd]"]
-        assert {"DPM++ 2M", "Euler", "Euler a", "LCM"} <= set(samplers)
-        assert [status for status, _ in painted] == [200, 200, 200], painted
-        assert (options["sd_model_checkpoint"], options["samples_format"]) == (None, "png")
-        assert (progress["progress"], progress["state"]["job_count"], loras) == (0.0, 0, [])
-        made, whole, masked = (job.parameters for job in painter.router.jobs.values())
-        assert (made.size, made.seed, made.num_inference_steps, made.guidance_scale) == (
-            "1024x768",
-            3,
-            20,
-            7.0,
-        )
-        assert made.sampler is Sampler.EULER_ANCESTRAL
-        assert (whole.size, whole.strength, whole.padding_mask_crop) == ("64x48", 0.75, None)
-        assert (masked.strength, masked.padding_mask_crop, masked.mask_mode) == (1.0, 0, MaskMode.WHITE)
 
 
 async def test_webuiapi_sets_the_options_that_it_got_and_lists_what_there_is(opening: Opening) -> None:

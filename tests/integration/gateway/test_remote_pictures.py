@@ -17,12 +17,11 @@ from aiohttp.test_utils import TestServer
 from giornata.api_keys import TenantLimits
 from giornata.shares import SharedPool
 from giornata.wire.errors import InvalidField, PayloadTooLarge, TooManyRequests
-from giornata_gateway.admission import ByteReservation
+from giornata_gateway.admission import ByteReservation, Tenant
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import requests
 from giornata_gateway.http.requests import FETCHED_AT_ONCE, check_sources, read_sources
 from giornata_gateway.rules.forms import NamedSource, PictureSource
-from giornata_gateway.rules.tenants import Tenant
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_S

@@ -6,8 +6,6 @@ import asyncio
 import secrets
 from pathlib import Path
 
-import pytest
-
 from giornata.wire import subjects, templates
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable
 from giornata.wire.messages import RemoveTemplate
@@ -80,22 +78,6 @@ async def test_what_the_router_refuses_is_not_kept(opening: Opening) -> None:
         assert (await register(stage, image)).code == (503, "service_unavailable")
         assert (await get(stage, f"/{told['id']}")).status == 200, "what was kept before stays"
         assert await stage.router.blobs.has(kept.image)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"prompt": "x"}, "prompt", "unknown_field"),
-        ({"size": "large"}, "size", "invalid_field"),
-        ({"model": "other"}, "model", "model_not_found"),
-    ],
-)
-async def test_bad_registrations_are_refused_by_name(
-    stage: Stage, fields: dict[str, str], param: str, code: str
-) -> None:
-    told = await register(stage, **fields)
-    assert told.status in {400, 404}
-    assert (told.error["param"], told.error["code"]) == (param, code)
 
 
 async def test_an_edit_by_template_has_its_picture_and_reuses(stage: Stage) -> None:
@@ -174,16 +156,7 @@ async def test_a_use_renews_a_template(stage: Stage) -> None:
 
 
 async def test_queries_are_read_by_name(stage: Stage) -> None:
-    for path in (
-        "?limit=0",
-        "?limit=101",
-        "?page=2",
-        "?after=none",
-        "/template_1?wait_ms=60001",
-        "/t?x=1",
-        f"?limit={'1' * 5000}",
-        f"/t?wait_ms={'9' * 400}",
-    ):
+    for path in ("?limit=101", "?page=2", "?after=none", "/template_1?wait_ms=60001", "/t?x=1"):
         told = await get(stage, path)
         assert (told.status, told.error["type"]) == (400, "invalid_request_error"), path
 

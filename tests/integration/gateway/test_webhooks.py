@@ -18,7 +18,7 @@ from giornata.records import WebhookRecords
 from giornata.wire.errors import QueueFull
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.jobs.preparation import HEADER
-from tests.integration.gateway.repeating import second_gateway
+from tests.integration.gateway.test_idempotency import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
 from tests.integration.gateway_fakes import Answer, Opening, Stage
 from tests.patience import HUNG_S

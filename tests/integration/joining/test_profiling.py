@@ -29,8 +29,9 @@ from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import FleetSummary
 from giornata_tools.cli.app import cli
 from giornata_tools.lora_profiler.probes import scenes
-from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
-from giornata_tools.lora_profiler.sessions import (
+from giornata_tools.lora_profiler.profiler import (
+    LoraProfile,
+    ProbeSetting,
     ProfilerLogin,
     connected,
     profiling,

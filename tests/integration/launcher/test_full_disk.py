@@ -18,8 +18,8 @@ from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.subjects import JOBS, NatsRole
 from giornata_tools.launcher import stack as launcher
+from giornata_tools.launcher.plan import NATS, NATS_LISTENS, VALKEY, free_ports
 from giornata_tools.launcher.process import LaunchCommand, StackProcess
-from giornata_tools.launcher.servers import NATS, NATS_LISTENS, VALKEY, free_ports
 from giornata_tools.launcher.stack import running
 from giornata_tools.launcher.warden import OrphanReaper
 from tests.full_disk import small_disk

@@ -25,9 +25,8 @@ from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.faults import wait_whole
 from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.models import StackModel
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.plan import NATS, VALKEY, NatsServer, StackPlan, nats_command
 from giornata_tools.launcher.process import LaunchCommand, LaunchError, StackProcess
-from giornata_tools.launcher.servers import NATS, VALKEY, NatsServer, nats_command
 from giornata_tools.launcher.warden import OrphanReaper, signal_group
 from tests import forked_programs
 from tests.e2e.live import kill_server

@@ -13,7 +13,7 @@ import pytest
 from giornata.bus import streams
 from giornata.deadlines import Deadline
 from giornata.lora_files import TIER_NAME, WHOLE_FILES
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.wire import codec, subjects
 from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge, LoraUnreadable
 from giornata.wire.loras import (

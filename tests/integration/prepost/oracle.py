@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 
 SIZE = Size(128, 64)
 PROMPT, NEGATIVE = "a red hat on the dog", "blurry"

@@ -12,13 +12,11 @@ import torch
 from diffusers import AutoencoderKL
 
 from giornata.families import Family
-from giornata.memory_plan import PrepostPlan
-from giornata.model_cards import read_model_card
+from giornata.model_cards import PrepostPlan, read_model_card
 from giornata.wire.errors import RowPoisoned
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.pipeline import in_tiles
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 from tests.integration.prepost.oracle import PROMPT
 
 ROOT = Path(__file__).parents[3]

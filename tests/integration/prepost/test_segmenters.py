@@ -22,8 +22,7 @@ from transformers.image_transforms import center_to_corners_format
 
 from giornata.wire.errors import Failed, InvalidField
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria
-from giornata_prepost.segmentation import Segmenter, rehearse_segmenter
+from giornata_prepost.segmentation import Detection, HeatMap, RegionCriteria, Segmenter, rehearse_segmenter
 from giornata_prepost.segmenters import Sam2, open_segmenter
 from tests.fakes import tiny_segmenters
 from tests.shared_files import SharedFolders

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import pytest
 
-from giornata.blobs import BlobStore, MemoryBlobs
+from giornata.blobs import BlobStore
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
+from giornata.residency.use_based import USE_PERIOD_S
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
-from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, JobRecord, JobState, Priority
@@ -27,10 +27,11 @@ from giornata.wire.messages import CancelRows, DoneEvent, EventKind, JobAck, Sub
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.subjects import STORE_BYTES, NatsRole
-from giornata_router import denoise_stage, leadership
+from giornata_router import dispatch, leadership
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.configs import configured
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost, worker_costs
 from tests.patience import HUNG_MS, HUNG_S
@@ -154,8 +155,7 @@ async def running_router(
     records_of: type[JobRecordStore] = JobRecordStore,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
-    adapter_plan: AdapterPlan = AdapterPlan.USE,
-    placement_s: float | None = None,
+    placement_s: float = USE_PERIOD_S,
     lease_s: float = LEASE_S,
     **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
@@ -173,7 +173,6 @@ async def running_router(
         prepared_rows=prepared_rows,
         policy=policy,
         ageing_s=ageing_s,
-        adapter_plan=adapter_plan,
         placement_s=placement_s,
         **more,
     )
@@ -194,9 +193,7 @@ async def running_router(
     with pytest.MonkeyPatch.context() as patch:
         for place in (streams, leadership):
             patch.setattr(place, "LEASE_TTL_S", lease_s)
-        patch.setattr(
-            denoise_stage, "RUN_REPLY_S", LEASE_S
-        )  # a worker that answers late is asked nothing twice
+        patch.setattr(dispatch, "RUN_REPLY_S", LEASE_S)  # a worker that answers late is asked nothing twice
         task = asyncio.create_task(live())
         try:
             yield task

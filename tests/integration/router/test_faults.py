@@ -18,7 +18,7 @@ from giornata.wire.errors import (
     QueueTooLong,
 )
 from giornata.wire.jobs import Job, JobRecord, JobState
-from giornata.wire.messages import JobEstimate, JobEstimateRequest, RunAnswer
+from giornata.wire.messages import JobEstimate, JobEstimateRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from giornata_router import job_records
@@ -148,17 +148,6 @@ async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
     assert 1.5 < await foretold_s(second) < 3
     bench.prepost.hold.set()
     await bench.ended(second)
-
-
-async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack) -> None:
-    full = await denoiser(stack, bench, "a-full")
-    full.answer = RunAnswer.FULL
-    free = await denoiser(stack, bench, "b-free")
-    job = await bench.submitted()
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert len(free.requests) == 1
-    record = await bench.records.get(job.job_id)
-    assert len(record.causes) == 0
 
 
 async def test_a_draining_worker_hands_its_rows_on_with_their_state(

@@ -157,17 +157,6 @@ def kind(key: str) -> str:
 
 
 @pytest.mark.usefixtures("stack")
-async def test_of_a_completed_job_its_pictures_stay(bench: Bench, blobs: Blobs) -> None:
-    job = await stored_job(blobs, n=2)
-    await bench.submit(job)
-    found = await left(bench, blobs, job)
-    record = await bench.records.get(job.job_id)
-    assert record.state is JobState.COMPLETED
-    assert found == {row.image.key for row in record.rows if row.image}
-    assert len(found) == 2
-
-
-@pytest.mark.usefixtures("stack")
 async def test_a_client_hears_of_the_end_before_anything_is_deleted(bench: Bench, blobs: Blobs) -> None:
     blobs.going.clear()
     job = await stored_job(blobs)
@@ -258,27 +247,6 @@ async def test_what_was_lost_is_made_again(
     record = await bench.records.get(job.job_id)
     assert (record.state, record.remade, bench.prepost.calls) == (JobState.COMPLETED, 1, calls)
     assert found == {row.image.key for row in record.rows if row.image}
-
-
-@pytest.mark.usefixtures("stack")
-async def test_one_picture_that_lost_its_latents_is_computed_again_alone(bench: Bench, blobs: Blobs) -> None:
-    assert isinstance(bench.prepost, Prepost)
-    bench.prepost.losing = {Intermediate.LATENTS: 1}
-    job = await stored_job(blobs, n=3)
-    await bench.submit(job)
-    record = await bench.completed(job)
-    assert len(record.images) == 3
-    assert bench.prepost.calls.count("finish") == 4
-
-
-@pytest.mark.usefixtures("stack")
-async def test_what_is_lost_again_and_again_is_made_again_and_again(bench: Bench, blobs: Blobs) -> None:
-    assert isinstance(bench.prepost, Prepost)
-    bench.prepost.losing = {Intermediate.LATENTS: 5}
-    job = await stored_job(blobs)
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert (await bench.records.get(job.job_id)).remade == 5
 
 
 @pytest.mark.usefixtures("stack")

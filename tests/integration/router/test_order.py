@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
-from giornata.scheduling.rock import AdapterPlan, rock_match
-from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire import subjects
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router.config import RouterConfig
-from giornata_router.service import scheduler_of
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
-from tests.integration.router.bench import COSTS, Bench, denoiser, make_job, running_router
+from tests.integration.router.bench import COSTS, Bench, make_job, running_router
 from tests.present import present
 
 
@@ -88,18 +84,6 @@ def job(
     return make_job(tenant=tenant, weight=weight, slo_ms=slo_ms, priority=priority, budget_ms=600_000)
 
 
-async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
-    bench: Bench, nats_account: str
-) -> None:
-    flood, single = [job("many") for _ in range(8)], job("one")
-    async with counter(bench, nats_account) as line:
-        await line.join(*flood, single)
-        order, ended = await line.served(*flood, single)
-    assert {event.state for event in ended} == {JobState.COMPLETED}
-    assert order.index(single) <= 1
-    assert [one for one in order if one is not single] == flood
-
-
 @pytest.mark.parametrize("ageing_s", [0.5, 600.0])
 async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
     bench: Bench, nats_account: str, ageing_s: float
@@ -142,29 +126,3 @@ async def test_without_the_policy_deadlines_decide_nothing_and_are_told(
         order, ended = await line.served(whenever, urgent)
     assert order == [whenever, urgent]
     assert [event.slo_met for event in ended] == [None, True]
-
-
-async def test_every_job_ends_once_by_rock(nats_account: str, bench: Bench) -> None:
-    jobs = [
-        make_job(n=1 + number % 3, priority=Priority.BATCH if number % 4 == 0 else Priority.INTERACTIVE)
-        for number in range(12)
-    ]
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(nats_account, "r1", adapter_plan=AdapterPlan.ROCK))
-        for name in ("d1", "d2"):
-            await denoiser(stack, bench, name, capacity=2)
-        await asyncio.gather(*(bench.submit(job) for job in jobs))
-        for job in jobs:
-            assert (await bench.ended(job)).state is JobState.COMPLETED
-            assert bench.done_count[job.job_id] == 1
-
-
-@pytest.mark.parametrize("plan", AdapterPlan)
-def test_the_plan_rock_alone_matches_as_rock_does(plan: AdapterPlan) -> None:
-    rule = scheduler_of(RouterConfig(nats_url="nats://x:1", adapter_plan=plan))
-    assert (rule == QueueOrderScheduler(rock_match, loads_ahead=False)) is (plan is AdapterPlan.ROCK)
-
-
-def test_deadlines_and_rock_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="adapter_plan=rock with policy=deadline_aware"):
-        RouterConfig(nats_url="nats://x:1", policy=PolicyName.DEADLINE_AWARE, adapter_plan=AdapterPlan.ROCK)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from giornata.bus import streams
-from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import codec, subjects
 from giornata.wire.loras import StoredFile, WantedFiles
 from tests.integration.lora_bench import Store, open_bench
@@ -78,16 +77,6 @@ async def test_a_store_that_is_restarted_is_filled_again(bench: Store) -> None:
         async with bench.instance(**options(bench)):
             await heard.until(lambda: heard.told.loads.plan == 1 and heard.told.missing == 0)
             await heard.holds(file)
-
-
-async def test_without_a_plan_what_was_wanted_is_withdrawn(bench: Store) -> None:
-    file = await registered(bench, 1)
-    async with hearing(bench) as heard, bench.instance(**options(bench)):
-        async with running_router(bench.nats_url, "router-a", placement_s=0.1):
-            await heard.holds(file)
-        async with running_router(bench.nats_url, "router-b", adapter_plan=AdapterPlan.OFF):
-            await heard.until(lambda: heard.told.wanted == 0)
-        assert (await written(bench)).digests == ()
 
 
 async def test_a_plan_is_written_only_when_it_has_changed(bench: Store) -> None:

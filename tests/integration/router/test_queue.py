@@ -21,9 +21,9 @@ from giornata.wire.messages import Epoch
 from giornata.wire.subjects import RECORDS
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from giornata_router import job_queue as router_queue
-from giornata_router.job_records import RouterContext
+from giornata_router.dispatch import RouterContext
+from giornata_router.job_queue import LaterLeaderError, QueueConsumer
 from giornata_router.job_runner import HeldJob
-from giornata_router.work_queue import LaterLeaderError, QueueConsumer, acknowledge
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -184,7 +184,7 @@ async def test_the_queue_belongs_to_the_latest_leader(bench: Bench) -> None:
     with pytest.raises(LaterLeaderError):
         await first.begin()
     with pytest.raises(nats.errors.Error):
-        await acknowledge(bench.bus.client, held[0].reply)
+        await held[0].ack_sync()
     await held[1].nak()
     assert len(await received(second, 300)) == 300
     assert await second.delivered() == (300, 300)
@@ -201,12 +201,12 @@ async def test_what_was_lost_on_its_way_comes_again_and_what_is_acknowledged_doe
     consumer = consumer_of(bench.bus, 1)
     await consumer.begin()
     messages = await received(consumer, 3)
-    await acknowledge(bench.bus.client, messages[0].reply)
+    await messages[0].ack_sync()
     assert await consumer.begin() == 2
     again = await received(consumer, 2)
     assert [message.data for message in again] == [message.data for message in messages[1:]]
     for message in again:
-        await acknowledge(bench.bus.client, message.reply)
+        await message.ack_sync()
     assert await left(bench) == 0
 
 

@@ -16,8 +16,7 @@ from giornata.records import Change, JobRecordStore, RecordRevision
 from giornata.wire import codec, subjects
 from giornata.wire.errors import JobNotFound
 from giornata.wire.jobs import Job, JobRecord, JobState
-from giornata.wire.subjects import RECORDS
-from giornata_gateway.jobs.records import JobLedger
+from giornata_gateway.jobs.submission import JobLedger
 from giornata_router import job_records
 from giornata_router.job_records import accepted
 from tests.contract.versions import LATER, next_version, parts, sown
@@ -124,22 +123,6 @@ async def test_what_the_next_version_writes_outlives_this_ones_changes(
     written_after = {path for path in marks if path[-1:] == ("image",) and path[0] == "rows"}
     assert {path for path, mark in marks.items() if mark != "denoiser"} == written_after
     assert {("job", "parameters"), ("rows", 1), ("inspection", "prepared"), ("stage_ms",)} <= set(marks)
-
-
-async def test_versions_change_a_record_in_turns(bench: Bench) -> None:
-    ours, theirs = bench.records, replace(bench.records, kind=Next)
-    assert ours.name == RECORDS
-    job = sown(make_job(n=2), lambda _: {LATER: "0"})
-    await ours.create(JobRecord(job=job))
-    for turn in range(1, 4):
-        mark = str(turn)
-        await theirs.change(job.job_id, lambda record, mark=mark: sown(record, lambda _: {LATER: mark}))  # type: ignore[misc]  # bound per turn
-        await ours.change(
-            job.job_id, lambda record: record.model_copy(update={"attempt": record.attempt + 1})
-        )
-        record = await theirs.get(job.job_id)
-        assert record.attempt == turn
-        assert {getattr(part, LATER) for _, part in parts(record)} == {mark}
 
 
 # The job records of a gateway that is there before any router.

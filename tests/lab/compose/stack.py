@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from giornata_tools.launcher.servers import KEPT_PORTS
+from giornata_tools.launcher.plan import KEPT_PORTS
 from tests.lab.compose.bases import ROOT
 from tests.lab.compose.engine import Engine, run
 

@@ -29,25 +29,26 @@ from giornata.wire.errors import BY_CODE, GiornataError, SchemaMismatch
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import CancelMessage
 from giornata.wire.templates import WebhookRecord
-from giornata_gateway.admission import ByteReservation
-from giornata_gateway.config import GatewayConfig
+from giornata_gateway import webhooks
+from giornata_gateway.admission import ByteReservation, Tenant
+from giornata_gateway.config import GatewayConfig, networks_in
+from giornata_gateway.fleet import choose_card
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.a1111 import PICTURES, order_of
+from giornata_gateway.http.requests import read_json, read_upload
 from giornata_gateway.http.responses import GATEWAY
 from giornata_gateway.http.responses import TENANT as WHO
-from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.nats_door import (
     EditEnvelope,
     GenerateEnvelope,
     MaskEnvelope,
     check_envelope,
-    check_mask_image,
+    check_pictures,
     check_time,
     read_mask,
     read_parameters,
 )
 from giornata_gateway.rules import a1111_forms as a1111
-from giornata_gateway.rules import tenants
 from giornata_gateway.rules.a1111_forms import ImageToImage, TextToImage
 from giornata_gateway.rules.a1111_parameters import rename_field
 from giornata_gateway.rules.forms import (
@@ -57,11 +58,9 @@ from giornata_gateway.rules.forms import (
     read_mask_form,
     read_template_form,
 )
-from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.catalog import choose_card
 from giornata_gateway.views.jobs import ErrorAnswer, error_detail
 from giornata_lab.loadgen import traces
-from giornata_lora_store.headers import LoraSizeLimits, inspect_file
+from giornata_lora_store.validation import LoraSizeLimits, inspect_file
 from giornata_prepost.images.pictures import decode
 from tests.fakes.fleet import CARD, SDXL
 
@@ -183,13 +182,13 @@ def mask_form(data: bytes) -> None:
 def webhook_url(data: bytes) -> None:
     """The URL of a webhook, which is kept in a record; the client that sends it sees the same host as the check."""
     url = data.decode(errors="surrogateescape")
-    for networks in ((), tenants.networks_in("10.0.0.0/8,fd00::/8")):
+    for networks in ((), networks_in("10.0.0.0/8,fd00::/8")):
         with refused():
-            taken = tenants.check_url(url, networks)
+            taken = webhooks.check_url(url, networks)
             codec.encode(WebhookRecord(job_id="job_x", tenant="t", url=taken, created_s=0))
             with suppress(ValueError):  # the sender tells of it as of any other failure
                 host, plain = URL(taken).host or "", URL(taken).scheme == "http"
-                if not tenants.may_connect(ipaddress.ip_address(host), networks, plain=plain):
+                if not webhooks.may_connect(ipaddress.ip_address(host), networks, plain=plain):
                     raise AssertionError(f"{taken!r} leads to {host}")
 
 
@@ -209,7 +208,7 @@ def envelope(data: bytes) -> None:
         with refused():
             codec.encode(read_mask(words))
         check_time(words.remaining_ms)
-        check_mask_image(words, TENANT, CONFIG.max_file_bytes)
+        check_pictures(words.brought, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         _message(CancelMessage, data)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.packing import Region, make_region
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Accelerator, device_for
 from giornata_denoiser.engine.slabs import Device, TransferHandle

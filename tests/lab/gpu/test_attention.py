@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed import elementwise
+from giornata.packed import attention
 from giornata.packed.attention import Attention, DenseKV, choose_attention, choose_cross_attention, grouped
 from giornata.packed.packing import Segments
 from tests.examples import examples
@@ -37,7 +37,7 @@ def test_attention_equals_each_sequence_alone_in_float64(
     attend: Attention = (
         grouped
         if how == "grouped"
-        else choose_attention(device, dtype, elementwise.choose_elementwise(device, dtype).gather)
+        else choose_attention(device, dtype, attention.choose_elementwise(device, dtype).gather)
     )
     generator = torch.Generator().manual_seed(len(sequences))
 

@@ -12,9 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed import elementwise, low_rank
-from giornata.packed.attention import KVPages, QuantisedTensor, beside, choose_attention
-from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
+from giornata.packed import attention, low_rank
+from giornata.packed.attention import (
+    ElementwiseOps,
+    HeadNorm,
+    KVPages,
+    QKVProjection,
+    QuantisedTensor,
+    beside,
+    choose_attention,
+)
 from giornata.packed.low_rank import FactorSpan, LowRankFactors
 from giornata.packed.packing import Segments, make_layout
 from giornata_denoiser.rows.template import store
@@ -78,7 +85,7 @@ def shape(device: torch.device) -> Shape:
 
 
 def fastest(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
-    return elementwise.choose_elementwise(device, dtype)
+    return attention.choose_elementwise(device, dtype)
 
 
 def assert_near(found: Tensor, wanted: Tensor, terms: Tensor) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from giornata_denoiser.choices import CacheForm, WeightQuantization
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.weights import quantize, quantized_layers
+from giornata_denoiser.rows.parts import TaylorRule
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor

@@ -167,6 +167,16 @@ def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: lis
     assert other.psnr_in_mask_db < other.psnr_db < PSNR_CEILING_DB
 
 
+def test_of_pictures_unequally_close_the_spread_is_told(additions: list[QualityCase]) -> None:
+    scored = perfect(additions)
+    first, *others = scored
+    found = report.closeness(
+        [(first, first.case.scene.before), *((s, s.edit) for s in others)], "out/full", RUN
+    )
+    assert found.ssim_in_mask_median == pytest.approx(1)
+    assert found.ssim_in_mask_least < found.ssim_in_mask_p5 < found.ssim_in_mask < 1
+
+
 def test_things_are_added_with_a_hard_edge_and_removed_as_users_get_it() -> None:
     assert (MaskBlur().of(SceneTask.ADD), MaskBlur().of(SceneTask.REMOVE)) == (
         0,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_lab.simulation.jobs import SimulatedJob

@@ -1,4 +1,4 @@
-"""Kinds of jobs: features, the mixture and its densities by hand and beside scikit-learn, when it is fitted again."""
+"""ROCK's kinds of jobs: features, the mixture and its densities, when it is fitted again; and its matching."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import DBSCAN
 
-from giornata.residency.use_based import AdapterTier, TierKind
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import SchedulingParams
-from giornata.scheduling.rock import NEIGHBOURS, RADIUS, clusters
 from giornata.wire.jobs import Priority
+from giornata.wire.workers import Tier
 from giornata_lab.simulation.rock_kinds import (
     LEAST,
     PAUSE_S,
     FeatureHistograms,
     Features,
+    FreeWorker,
     JobKindModel,
     RecentJobs,
+    affinity,
+    choose_worker,
     features_of,
     fit_kinds,
+    match_weights,
     shares_of,
 )
 
@@ -150,20 +152,50 @@ def test_shares_sum_to_one_and_none_is_empty(values: list[float], edges: list[fl
     assert min(found) > 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=12, max_size=40))
-def test_places_are_clustered_as_scikit_learn_does(drawn_places: list[tuple[int, int]]) -> None:
-    """ROCK's clusters of places by hardware beside DBSCAN, with its noise as one more."""
-    places = [
-        AdapterTier(f"w{number:02d}", TierKind.DEVICE, "h", 1000 + 100 * budget, bytes_per_s=1e9 + 1e8 * rate)
-        for number, (budget, rate) in enumerate(drawn_places)
-    ]
-    told = np.array([(place.budget_bytes, place.bytes_per_s, place.speed) for place in places])
-    span = np.ptp(told, axis=0)
-    labels = DBSCAN(eps=RADIUS, min_samples=NEIGHBOURS).fit(
-        (told - told.min(0)) / np.where(span > 0, span, 1.0)
+# Matching: weights by hand, and the choice among the best.
+
+
+def test_the_weight_by_hand() -> None:
+    """0.6 · 0.5 + 0.3 · (1 - |0.4 - 0.7|) + 0.1 · 2 s / 4 s."""
+    found = match_weights([FreeWorker("w", 0.5, 0.4, 4000.0), FreeWorker("best", 1.0, 0.7, 2000.0)])
+    assert found == {"w": pytest.approx(0.3 + 0.21 + 0.05), "best": pytest.approx(1.0)}
+    assert match_weights([FreeWorker("w", 0.0, 0.0, 0.0)]) == {"w": pytest.approx(0.09 + 0.1)}, (
+        "nothing is to be computed"
     )
-    expected = [
-        [place for place, own in zip(places, labels.labels_, strict=True) if own == label]
-        for label in sorted(set(labels.labels_))
+
+
+def test_affinity_counts_what_is_on_the_device() -> None:
+    held = {"a": Tier.DEVICE, "b": Tier.MEMORY, "c": Tier.DISK}
+    assert affinity({"a", "b", "d", "c"}, held) == 0.25
+    assert affinity(set(), held) == 0.0
+
+
+def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
+    workers = [
+        FreeWorker("a", 1.0, 0.7, 1000.0),
+        FreeWorker("b", 0.9, 0.6, 1000.0),
+        FreeWorker("c", 0.8, 0.5, 1000.0),
+        FreeWorker("d", 0.0, 0.0, 1000.0),
     ]
-    assert clusters(places) == expected
+    assert sorted(match_weights(workers), key=match_weights(workers).__getitem__) == ["d", "c", "b", "a"]
+    assert choose_worker(workers).name == "c"
+
+
+@given(
+    st.lists(
+        st.builds(
+            FreeWorker, st.text("abc", min_size=1), st.floats(0, 1), st.floats(0, 1), st.floats(1, 1e6)
+        ),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda worker: worker.name,
+    )
+)
+def test_weights_lie_between_nothing_and_one_and_the_chosen_one_is_among_the_best(
+    workers: list[FreeWorker],
+) -> None:
+    weighed = match_weights(workers)
+    assert all(0 <= value <= 1 + 1e-9 for value in weighed.values())
+    best = choose_worker(workers)
+    assert sum(value > weighed[best.name] for value in weighed.values()) < 3
+    assert choose_worker(list(reversed(workers))) == best

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from giornata.scheduling.adapters import NeededLora
-from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
+from giornata_lab.simulation.adapter_plans import AdapterPlan
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.options import RunOptions
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason
@@ -41,7 +42,7 @@ def reasons(run: SimulatedRun) -> list[LoadReason]:
 def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
     jobs = [asking(0, 0.0, "a"), asking(1, 100.0, "a"), asking(2, 100.0, "a")]
     plain = simulated(jobs, RunOptions())
-    planned = simulated(jobs, RunOptions(placing=PROACTIVE))
+    planned = simulated(jobs, RunOptions(placing=AdapterPlan.PROACTIVE))
     assert reasons(planned).count(LoadReason.PLAN) == 1, "one device has it"
     assert LoadReason.PLAN not in reasons(plain)
     assert ends(planned)["j2"] == pytest.approx(100 + COMPUTING_S), "both found it ready"
@@ -51,7 +52,7 @@ def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
 def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
     names = [f"l{number}" for number in range(12)]
     jobs = [asking(number, number * 7.0, name) for number, name in enumerate(names * 2)]
-    made = Simulation([ONE] * 2, jobs, RunOptions(placing=PROACTIVE), adapters=SETTING)
+    made = Simulation([ONE] * 2, jobs, RunOptions(placing=AdapterPlan.PROACTIVE), adapters=SETTING)
     made.run()
     for worker in made._workers.values():
         assert worker.loras.device.size_bytes <= SETTING.device_bytes

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
 from giornata_lab.bench.systems.networks import PLAIN, PLAIN_4

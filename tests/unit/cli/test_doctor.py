@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import try_to_load_from_cache
 
-from giornata_tools import provenance
-from giornata_tools.cli import doctor, doctor_checks
+from giornata_tools.cli import doctor, doctor_checks, extras
 from giornata_tools.cli.doctor_checks import CheckStatus, DoctorFinding, TorchReport, fail, ok, warn, worst
 from tests.fakes.published import published
 
@@ -50,7 +49,7 @@ def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyP
 def test_what_a_distribution_requires_and_nobody_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
     have = {"a": "1", "nats-py": "2"}
-    for module in (doctor_checks, provenance):
+    for module in (doctor_checks, extras):
         monkeypatch.setattr(module, "installed", have.get)
     monkeypatch.setattr(metadata, "requires", needs.get)
     found = doctor_checks.requirements(["a", "b"])

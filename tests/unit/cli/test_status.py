@@ -28,8 +28,7 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.views.catalog import fleet_view, model_list
 from giornata_router.fleet_reports import StepRates, report
-from giornata_tools.cli.models import model_table, models_table
-from giornata_tools.cli.status import adapter_table, fleet_table, sums
+from giornata_tools.cli.status import adapter_table, fleet_table, model_table, models_table, sums
 from giornata_tools.cli.top import COLUMNS, WINDOW_S, CounterWindow, TelemetryAggregator, screen
 from tests.contract.messages import CARD
 from tests.fakes import fleet as fakes
@@ -178,7 +177,7 @@ def test_adapters_are_shown_by_host_and_worker_and_reason() -> None:
         missing=9,
     )
     counts = AdapterCounters(
-        hits_device=21, hits_memory=22, hits_disk=23, misses=24, prefetched=25, planned=26, waited_ms=1500.0
+        hits_device=21, hits_memory=22, hits_disk=23, misses=24, prefetched=25, waited_ms=1500.0
     )
     worker = BUSY.model_copy(update={"adapters": counts, "lora_host": "rack-1"})
     states = [
@@ -209,7 +208,7 @@ def test_adapters_are_shown_by_host_and_worker_and_reason() -> None:
         "6",
         "ignored",
     ]
-    assert lines[4] == ["d1", "rack-1", "device", "0", "21", "0", "24", "25", "26", "1.5", "0"]
+    assert lines[4] == ["d1", "rack-1", "device", "0", "21", "0", "24", "25", "1.5", "0"]
     assert lines[5] == ["memory", "0", "22", "0"]
     assert lines[6] == ["disk", "0", "23", "0"]
 

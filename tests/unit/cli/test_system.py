@@ -16,12 +16,12 @@ from giornata_denoiser.profiling import __main__ as profiler
 from giornata_lab.demo.demo import DemoOptions
 from giornata_lab.quality.evaluation import QualityOptions
 from giornata_tools import checkout
-from giornata_tools.cli import profile as module
+from giornata_tools.cli import system as module
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.profile import THREADS, profile
+from giornata_tools.cli.system import THREADS, profile
 from giornata_tools.launcher import up
 from giornata_tools.launcher.up import UpOptions, idle
-from giornata_tools.lora_profiler.sessions import profiling
+from giornata_tools.lora_profiler.profiler import profiling
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_denoiser.loras import LoraTierCapacities, LoraTiers
-from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.rows.parts import RowLora
 from tests.patience import HUNG_S
 
 NETWORK = nn.ModuleDict({"layer": nn.Linear(6, 4)})

@@ -19,12 +19,11 @@ from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.config import DenoiserConfig
-from giornata_gateway.config import GatewayConfig
+from giornata_gateway.config import GatewayConfig, is_loopback
 from giornata_gateway.http.server import CLOSE_S
-from giornata_gateway.rules.tenants import is_loopback
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
-from giornata_tools.launcher import servers
+from giornata_tools.launcher import plan
 from giornata_tools.launcher.models import MASKS as MASK_MODEL
 from tests.present import present
 from tests.unit.deploy.overlays import CONFIGS, shared_settings
@@ -380,7 +379,7 @@ def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -
 
 def test_the_payload_is_the_launchers() -> None:
     text = (DEPLOY / "nats.conf").read_text()
-    assert re.findall(r"^max_payload: (\S+)", text, re.MULTILINE) == [servers.MAX_PAYLOAD]
+    assert re.findall(r"^max_payload: (\S+)", text, re.MULTILINE) == [plan.MAX_PAYLOAD]
 
 
 def test_mounted_files_exist(compose: dict[str, Any]) -> None:

@@ -33,9 +33,9 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.resources import FleetFrames
+from giornata_gateway.jobs.resources import check_images, control_use, use_of
 from giornata_gateway.metrics import Metrics
-from giornata_gateway.rules.adapters import check_images, control_use, in_order, use_of
-from giornata_gateway.rules.forms import with_lists
+from giornata_gateway.rules.forms import in_order, with_lists
 from giornata_gateway.views.catalog import fleet_view, mask_card
 from giornata_router.fleet_reports import StepRates, report, summary
 from tests.fakes.fleet import CARD, STEP, state_of

@@ -8,7 +8,7 @@ import pytest
 from giornata.shares import SharedPool
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.requests import MaskMode
-from giornata_gateway.admission import ByteReservation
+from giornata_gateway.admission import ByteReservation, Tenant
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import requests
 from giornata_gateway.http.requests import check_sources
@@ -21,7 +21,6 @@ from giornata_gateway.rules.forms import (
     prefers_image,
     read_form,
 )
-from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.webhooks import AddressRefusedError, told
 
 

@@ -34,15 +34,17 @@ from giornata.wire.models import WARMUP, StepCache
 from giornata.wire.requests import EditParameters
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.jobs import HEARTBEAT
-from giornata_gateway.http.requests import PublicOrigin, last_event_id, public_origin
+from giornata_gateway.http.requests import last_event_id
 from giornata_gateway.http.responses import (
     IGNORED,
     NAME_CHARACTERS,
     TOLD,
+    PublicOrigin,
     error_answer,
     frame,
     header_value,
     ignore,
+    public_origin,
 )
 from giornata_gateway.http.server import REQUEST_ID, _counted
 from giornata_gateway.views.jobs import ErrorDetail, ErrorEvent

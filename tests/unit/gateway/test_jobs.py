@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
-from giornata.blobs import MemoryBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -40,8 +39,10 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import FleetSummary, ServiceName
+from giornata_gateway.admission import Tenant
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.jobs.events import StreamedEvent, open_feed
 from giornata_gateway.jobs.preparation import (
     HEADER,
     EditOrder,
@@ -52,11 +53,11 @@ from giornata_gateway.jobs.preparation import (
     job_id_of,
     read_key,
 )
-from giornata_gateway.jobs.records import StreamedEvent, open_feed
+from giornata_gateway.jobs.resources import Loras
 from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
-from giornata_gateway.rules.tenants import Tenant
 from tests.contract.messages import JOB
 from tests.fakes import virtual_time
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.fleet import CARD
 
 
@@ -79,13 +80,16 @@ def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> JobPreparer:
     config = GatewayConfig(instance="gateway-1", result_ttl_s=60)
     nobody = cast("Bus", None)  # no order here asks for a mask
     return JobPreparer(
-        config, blobs, fleet, no_loras, SegmentationClient(config, nobody, blobs, fleet, tasks), tasks
+        config, blobs, fleet, LORALESS, SegmentationClient(config, nobody, blobs, fleet, tasks), tasks
     )
 
 
 async def no_loras(tenant: str, asked: EditParameters, card: ModelCard) -> tuple[LoraUse, ...]:
     assert (tenant, card, asked.loras) == ("alice", CARD, ())
     return ()
+
+
+LORALESS = cast("Loras", SimpleNamespace(used=no_loras))
 
 
 async def test_nothing_stays_of_an_order_whose_mask_finds_no_room() -> None:

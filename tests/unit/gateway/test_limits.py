@@ -21,8 +21,7 @@ from giornata.wire.errors import (
     TooManyStreams,
 )
 from giornata_gateway import admission as limits
-from giornata_gateway.admission import ConcurrencyLimiter, MemoryLimiter, PicturesInProgress, Quotas
-from giornata_gateway.rules.tenants import Tenant
+from giornata_gateway.admission import ConcurrencyLimiter, MemoryLimiter, PicturesInProgress, Quotas, Tenant
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
 STREAMS = "event streams", TooManyStreams

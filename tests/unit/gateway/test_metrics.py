@@ -34,7 +34,7 @@ from tests.contract.messages import WORKER
 FIT = CostFit(weights=(1.0,) * 6, r2=0.98, residual_ms=0.5, samples=9, outliers=0)
 COUNTERS = AdapterCounters(
     hits_device=1, hits_memory=2, hits_disk=3, misses=4, prefetched=5, evicted_device=6, evicted_memory=7,
-    evicted_disk=8, failed=9, paused=10, late=11, device_bytes=12, memory_bytes=13, disk_bytes=14, planned=15,
+    evicted_disk=8, failed=9, paused=10, late=11, device_bytes=12, memory_bytes=13, disk_bytes=14,
     waited_ms=16.0, memory_limit_bytes=17,
 )  # fmt: skip
 TEMPLATES, LORAS = (
@@ -136,7 +136,7 @@ ROOM = StoreRoom(store="KV_giornata-jobs", used_bytes=90, limit_bytes=100)
                 ("lookups", "none", "d1"): 4, ("prefetches", "d1"): 5, ("evictions", "device", "d1"): 6,
                 ("evictions", "memory", "d1"): 7, ("evictions", "disk", "d1"): 8, ("failures", "d1"): 9,
                 ("late_rows", "paused", "d1"): 10, ("late_rows", "began", "d1"): 11, ("bytes", "device", "d1"): 12,
-                ("bytes", "memory", "d1"): 13, ("bytes", "disk", "d1"): 14, ("planned_loads", "d1"): 15,
+                ("bytes", "memory", "d1"): 13, ("bytes", "disk", "d1"): 14,
                 ("wait_seconds", "d1"): 0.016, ("limit_bytes", "memory", "d1"): 17,
             },
         ),

@@ -17,10 +17,10 @@ from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser, TenantLimits, with_key
 from giornata.config import load
 from giornata.wire.errors import CrossSite, InvalidField, ServiceUnavailable, Unauthorized
-from giornata_gateway.admission import LOOK_S, KeyFile
-from giornata_gateway.config import GatewayConfig
+from giornata_gateway.admission import LOOK_S, KeyFile, Tenant, tenant_of
+from giornata_gateway.config import GatewayConfig, is_loopback
+from giornata_gateway.http.server import bearer, check_site
 from giornata_gateway.nats_door import check_reply
-from giornata_gateway.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 DEFAULTS = Tenant("default", in_progress=8, per_minute=0)

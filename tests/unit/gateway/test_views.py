@@ -21,10 +21,11 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.workers import ServiceName
+from giornata_gateway.fleet import choose_card, find_card
 from giornata_gateway.http.requests import check_query, number_of
 from giornata_gateway.http.resources import MAX_WAIT_MS
 from giornata_gateway.rules.forms import RequestBody, read_template_form
-from giornata_gateway.views.catalog import choose_card, find_card, model_list, ready_view
+from giornata_gateway.views.catalog import model_list, ready_view
 from giornata_gateway.views.jobs import (
     background_of,
     error_detail,

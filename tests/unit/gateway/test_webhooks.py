@@ -19,8 +19,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from giornata.wire.errors import InvalidField, ServiceUnavailable, WebhookNotFound
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.config import GatewayConfig
-from giornata_gateway.rules.tenants import MAX_URL, check_url, may_connect, networks_in
+from giornata_gateway.config import GatewayConfig, networks_in
 from giornata_gateway.webhooks import (
     AT_ONCE,
     AT_ONCE_OF_TENANT,
@@ -29,11 +28,14 @@ from giornata_gateway.webhooks import (
     GONE,
     LEAST_BYTES,
     LONGEST_S,
+    MAX_URL,
     WebhookService,
+    check_url,
     chosen,
     claimed,
     failed,
     headers,
+    may_connect,
     pause_s,
     read_secrets,
     revived,
@@ -297,10 +299,8 @@ async def following(folder: Path, *news: tuple[str, WebhookRecord | None]) -> As
     secret = folder / "secret"
     secret.write_text("s" * LEAST_BYTES)
     anything = cast("Any", records := Records(news))
-    desk = WebhookService(
-        GatewayConfig(webhook_secret_file=secret), anything, anything, anything,
-        payload=lambda _: "", count=lambda _: None,
-    )  # fmt: skip
+    config = GatewayConfig(webhook_secret_file=secret)
+    desk = WebhookService(config, anything, anything, anything, lambda _: None)
     async with asyncio.timeout(HUNG_S), desk.sending():
         await records.told.wait()
         yield desk, records

@@ -26,26 +26,25 @@ from giornata_tools.launcher import models
 from giornata_tools.launcher.models import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
+    KEPT_PORTS,
     MAX_RESTART_DELAY_S,
+    EmbeddedNats,
     GatewayPorts,
+    NatsServer,
     StackPlan,
+    check_port,
     environment,
     model_environment,
+    nats_config,
     restart_delay_s,
     service_command,
-)
-from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import (
-    KEPT_PORTS,
-    EmbeddedNats,
-    NatsServer,
-    check_port,
-    nats_config,
     valkey_config,
 )
+from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.launcher.up import UpOptions, addresses, connection, plan
 from giornata_tools.launcher.warden import remaining
+from tests.fakes.fleet import state_of
 from tests.fakes.key_files import CREATED
 from tests.patience import HUNG_S
 
@@ -364,14 +363,8 @@ def stack(state: Path = STATE) -> Stack:
 
 
 def told(validating: int, instance: str = "lora-store-1") -> ServiceState:
-    return ServiceState(
-        service=ServiceName.LORA_STORE,
-        instance=instance,
-        ready=True,
-        host="h",
-        version="0",
-        loras=LoraCounters(stored_bytes=0, limit_bytes=1, validating=validating),
-    )
+    counters = LoraCounters(stored_bytes=0, limit_bytes=1, validating=validating)
+    return state_of(ServiceName.LORA_STORE, instance, loras=counters)
 
 
 def test_a_taken_port_is_refused_in_words_and_a_free_one_is_not() -> None:

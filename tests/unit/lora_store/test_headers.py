@@ -17,14 +17,14 @@ from safetensors.numpy import save
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge, LoraUnreadable
 from giornata.wire.loras import LoraStyle
-from giornata_lora_store.headers import (
+from giornata_lora_store.endpoints import shared_file
+from giornata_lora_store.validation import (
     LoraHeader,
     LoraSizeLimits,
     TensorInfo,
     inspect_file,
     recognise_header,
 )
-from giornata_lora_store.shared_folder import shared_file
 from tests.examples import examples
 from tests.present import present
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.elementwise import TORCH, ElementwiseOps, HeadNorm, QKVProjection, choose_elementwise
+from giornata.packed.attention import TORCH, ElementwiseOps, HeadNorm, QKVProjection, choose_elementwise
 from giornata.packed.packing import Segments, make_layout
 from tests.examples import examples
 

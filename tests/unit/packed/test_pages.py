@@ -7,8 +7,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import DenseKV, KVPages, QuantisedTensor, beside, gather, grouped
-from giornata.packed.elementwise import ElementwiseOps
+from giornata.packed.attention import (
+    DenseKV,
+    ElementwiseOps,
+    KVPages,
+    QuantisedTensor,
+    beside,
+    gather,
+    grouped,
+)
 from giornata.packed.packing import Segments
 from giornata_denoiser.rows.template import StoredTensor, store
 from tests.examples import examples

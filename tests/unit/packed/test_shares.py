@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.compute_set import PackedBatch, Region, make_region
-from giornata.packed.packing import make_layout
+from giornata.packed.packing import PackedBatch, Region, make_layout, make_region
 from giornata.packed.sharding import AllToAllGroup, Shard, ShardedBatch, rotate_ranks, spread_evenly
 from tests.present import present
 

@@ -19,9 +19,7 @@ from giornata.planning.cost_model import (
     DegreeFit,
     OnlineRegression,
     Profile,
-    StepCosts,
     StepParallelism,
-    complete_weights,
     encode_compute_fit,
     fit,
     robust_fit,
@@ -29,7 +27,9 @@ from giornata.planning.cost_model import (
 from giornata.planning.operations import (
     COMPUTE,
     NETWORK,
+    StepCosts,
     StepWork,
+    complete_weights,
 )
 from giornata.wire.workers import CostFit, DegreeCosts
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS, record

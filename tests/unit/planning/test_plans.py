@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning import plans
+from giornata.planning.operations import BatchRow, BlockLoads, LoadLink, Modes, RowBlocks, takes
 from giornata.planning.plans import (
     evaluate_modes,
     exact_modes,
@@ -24,7 +25,6 @@ from giornata.planning.plans import (
     scanned,
     uniform_modes,
 )
-from giornata.planning.row_blocks import BatchRow, BlockLoads, LoadLink, Modes, RowBlocks, takes
 from giornata.wire.values import BlockMode
 from tests.examples import examples
 from tests.present import present

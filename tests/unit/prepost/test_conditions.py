@@ -36,8 +36,7 @@ from giornata_prepost.images.conditions import (
     soft_edge,
     tile,
 )
-from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.pictures import Pixels, flatten
+from giornata_prepost.images.pictures import Box, Pixels, Size, flatten
 from giornata_prepost.images.stages import ControlFiles, inspect
 from tests.fakes.fleet import CARD
 from tests.present import present

@@ -23,17 +23,6 @@ from giornata.wire.errors import (
     TooManyPixels,
 )
 from giornata.wire.requests import MaskMode
-from giornata_prepost.images.geometry import (
-    ASPECT_TOLERANCE,
-    Box,
-    Size,
-    crop_box,
-    crop_size,
-    crops_alike,
-    model_size,
-    output_size,
-    same_aspect,
-)
 from giornata_prepost.images.masks import (
     EDGE_PX,
     LEVELS,
@@ -51,7 +40,18 @@ from giornata_prepost.images.masks import (
     pool_cells,
     unpack_alpha,
 )
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import (
+    ASPECT_TOLERANCE,
+    Box,
+    Pixels,
+    Size,
+    crop_box,
+    crop_size,
+    crops_alike,
+    model_size,
+    output_size,
+    same_aspect,
+)
 
 SIDES = st.integers(1, 20_000)
 SIZES = st.builds(Size, SIDES, SIDES)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs.store import MemoryBlobs
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.requests import EditParameters
 from giornata_prepost.encoding import MOST_TOKENS, SIZES, EmptyPromptCache, EncodingInputs, encode_job
-from giornata_prepost.families.protocol import SeenPictures
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.families.pipeline import SeenPictures
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.worker_pools import CallPriority, ModelThread
+from tests.fakes.blobs import MemoryBlobs
 from tests.patience import HUNG_S
 
 

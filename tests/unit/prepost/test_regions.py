@@ -14,11 +14,10 @@ from PIL import Image
 from skimage import measure
 
 from giornata.wire.errors import NothingFound, TooManyPixels, UnsupportedImageFormat
-from giornata_prepost.images import regions
-from giornata_prepost.images.geometry import Size
+from giornata_prepost import segmentation
 from giornata_prepost.images.masks import bounds
-from giornata_prepost.images.pictures import decode
-from giornata_prepost.images.regions import (
+from giornata_prepost.images.pictures import Size, decode
+from giornata_prepost.segmentation import (
     SAME_IOU,
     Detection,
     Heat,
@@ -176,7 +175,7 @@ def test_an_outline_stays_inside_its_box() -> None:
 def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, higher: int) -> None:
     size = Size(heat.shape[1] + wider, heat.shape[0] + higher)
     with pytest.MonkeyPatch.context() as patched:  # found in fewer pixels than the picture has
-        patched.setattr(regions, "WORK_PIXELS", heat.size)
+        patched.setattr(segmentation, "WORK_PIXELS", heat.size)
         try:
             masks = region_masks(HeatMap(heat), size, RegionCriteria(0.5, 1 << 10, each=True), "hats")
         except NothingFound:
@@ -189,7 +188,7 @@ def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, hig
 
 
 def test_a_large_picture_is_cut_out_in_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "WORK_PIXELS", 32 * 64)
+    monkeypatch.setattr(segmentation, "WORK_PIXELS", 32 * 64)
     masks = region_masks(HeatMap(two_hats()), Size(256, 128), RegionCriteria(0.5, 16), "hats")
     whole = shown(masks.png)
     assert whole.shape == (128, 256)

@@ -16,9 +16,8 @@ from giornata.families import Family
 from giornata.wire.errors import InvalidField, MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
-from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha, paste, place_painted, resize, resize_alpha
-from giornata_prepost.images.pictures import Pixels, flatten
+from giornata_prepost.images.pictures import Box, Pixels, Size, flatten
 from giornata_prepost.images.stages import (
     InspectedEdit,
     PixelLimits,
@@ -308,22 +307,6 @@ def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float | No
     np.testing.assert_array_equal(
         np.asarray(Image.open(BytesIO(cropped))), np.asarray(Image.open(BytesIO(whole)))
     )
-
-
-def test_equal_masks_have_one_key_whatever_their_files_and_a_pixel_makes_another() -> None:
-    mask = np.zeros(SCENE.shape[:2], np.uint8)
-    mask[40:80, 40:80] = 255
-
-    def found(given_mask: Pixels, **options: Any) -> InspectedEdit:
-        return inspect(file(SCENE), file(given_mask, **options), asked(), card(), LIMITS)
-
-    first = found(mask)
-    assert found(mask, compress_level=0).measures.mask_key == first.measures.mask_key
-    assert found(np.roll(mask, 8, axis=1)).measures.mask_key != first.measures.mask_key
-    assert not first.measures.mask_whole
-    whole = found(np.full_like(mask, 255))
-    assert whole.measures.mask_whole
-    assert whole.measures.mask_key != first.measures.mask_key
 
 
 # Regions that are painted one by one: measured and pasted as edits of their crops would be, one after the

@@ -26,7 +26,7 @@ from giornata.wire.workers import QueueState, ServiceState, StoreRoom
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.admission import FinishTimeEstimator, QueueLimiter, may_come
 from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
-from giornata_tools.launcher.servers import MAX_FILE_STORE
+from giornata_tools.launcher.plan import MAX_FILE_STORE
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD, worker_costs
 from tests.present import present

@@ -30,9 +30,8 @@ from giornata_lab.bench.systems.networks import plain
 from giornata_router import job_queue as module
 from giornata_router.admission import FinishTimeEstimator
 from giornata_router.config import RouterConfig
-from giornata_router.dispatch import Dispatch, NoReport
+from giornata_router.dispatch import Dispatch, NoReport, RouterContext
 from giornata_router.job_queue import LeaderJobQueue
-from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob
 from tests.contract.messages import JOB
 from tests.fakes.fleet import worker_costs
@@ -98,26 +97,6 @@ class Waiters:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-
-async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -> None:
-    dispatch = dispatching()
-    for name in ("d1", "d2"):
-        dispatch.observe(worker(name, capacity=2))
-    numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
-    async with dispatch.in_line("j", (0, 1, 3, 4, 6), demand, SchedulingParams(), numbers=numbers) as waiting:
-        given, likely = await waiting.news()
-        given.sort()
-        assert likely == []
-        assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
-        assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
-        assert (waiting.left, sum(entry.demand.rows for entry in dispatch.line)) == ([6], 1)
-        dispatch.release("j", 3)
-        ((attempt, where, rows),), _ = await waiting.news()
-        assert (attempt, where, rows) == (5, given[0].worker, (6,))
-        assert not waiting.left
-        assert not waiting.placed
-    assert not dispatch.placement.has_room(replace(DEMAND, shapes=(SHAPE,) * 2))
 
 
 async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() -> None:

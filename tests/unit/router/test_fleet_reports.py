@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.residency.host_tiers import HostTiers
-from giornata.residency.use_based import TierKind
+from giornata.residency.use_based import HostTiers
 from giornata.wire.loras import CanonicalLora, HostTier, LoraRecord, LoraState, StoredFile, TierChange
 from giornata.wire.workers import (
-    AdapterCounters,
-    RankPhase,
-    RankState,
     ServiceName,
     ServiceState,
-    Tier,
 )
 from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
 from giornata_router.lora_placement import REGISTERED_S, LoraCatalogue, observed
@@ -111,13 +106,6 @@ def record(
     )
 
 
-def denoiser(name: str, limit: int = 100, *, ranks: int = 0, host: str | None = None) -> ServiceState:
-    adapters = AdapterCounters(memory_limit_bytes=limit)
-    each = RankState(device="cpu", phase=RankPhase.READY)
-    shown = telling(worker(name), adapters=adapters, lora_host=host, ranks=(each,) * ranks)
-    return shown.model_copy(update={"host": "machine"})
-
-
 def tiers() -> HostTiers:
     known = HostTiers()
     change = TierChange(number=1, sha256="a", size_bytes=5)
@@ -143,16 +131,10 @@ def test_the_catalogue_is_what_is_ready_by_its_file() -> None:
     assert catalogue == LoraCatalogue({"a": 5, "b": 6}, frozenset({"a"}), {"a": 4, "b": 0})
 
 
-def test_hosts_and_memories_of_workers_are_places() -> None:
+def test_hosts_are_places() -> None:
     catalogue = LoraCatalogue.of([record("a", 5), record("b", 6)])
-    here = {"a": Tier.DEVICE, "b": Tier.DISK, "unknown": Tier.MEMORY}
-    workers = [denoiser("w", host="h"), denoiser("old", 0), denoiser("pool", ranks=2)]
-    host, device, pool = observed(catalogue, tiers(), workers, lambda _: here, NOW_S).places
-    assert (host.name, host.kind, host.budget_bytes, host.held) == ("h", TierKind.HOST, 50, {"a": 5})
-    assert host.bytes_per_s == 7.0
-    assert (device.name, device.kind, device.host) == ("w", TierKind.DEVICE, "h")
-    assert (pool.name, pool.kind) == ("pool", TierKind.DEVICE), "its leader holds them for its ranks"
-    assert device.held == {"a": 5}
+    (host,) = observed(catalogue, tiers(), NOW_S).places
+    assert (host.name, host.budget_bytes, host.held) == ("h", 50, {"a": 5})
 
 
 def test_what_no_host_has_is_registered_for_a_while() -> None:
@@ -160,4 +142,4 @@ def test_what_no_host_has_is_registered_for_a_while() -> None:
     catalogue = LoraCatalogue.of(
         [record("a", 5, created_s=recent), record("b", 6, created_s=recent), record("c", 7, created_s=1)]
     )
-    assert observed(catalogue, tiers(), (), lambda _: {}, NOW_S).registered == {"b"}
+    assert observed(catalogue, tiers(), NOW_S).registered == {"b"}

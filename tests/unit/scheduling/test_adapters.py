@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.operations import low_rank_weights
-from giornata.residency.host_tiers import HostTiers
+from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import (
     LANES,
     LoraLoadTimes,
@@ -28,7 +28,7 @@ from giornata.wire.loras import HostTier, TierChange
 from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SimPolicy, policy_of
-from tests.fakes.fleet import worker_costs
+from tests.fakes.fleet import state_of, worker_costs
 from tests.present import present
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, telling, worker
 
@@ -374,18 +374,8 @@ def controlling(
 
 def instance(name: str, digests: frozenset[str], **told: object) -> ServiceState:
     """One of the ControlNet service."""
-    return ServiceState.model_validate(
-        {
-            "service": ServiceName.CONTROLNET,
-            "instance": name,
-            "host": "h",
-            "version": "0",
-            "ready": True,
-            "controlnets": cards(digests),
-            "control": ControlState(capacity_rows=8),
-        }
-        | told
-    )
+    fields = {"controlnets": cards(digests), "control": ControlState(capacity_rows=8)} | told
+    return state_of(ServiceName.CONTROLNET, name, **fields)
 
 
 @given(st.lists(st.tuples(SOME_NETS, st.integers(0, 4)), max_size=6), SOME_NETS)

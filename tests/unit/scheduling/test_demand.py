@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from giornata.planning.cost_model import StepCosts, StepParallelism
-from giornata.planning.operations import NetworkOperations
+from giornata.planning.cost_model import StepParallelism
+from giornata.planning.operations import NetworkOperations, StepCosts
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import (
     LEAST,

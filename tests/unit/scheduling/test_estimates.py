@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from giornata.planning.cost_model import StepCosts, StepParallelism
-from giornata.planning.operations import StepWork
+from giornata.planning.cost_model import StepParallelism
+from giornata.planning.operations import StepCosts, StepWork
 from giornata.scheduling.cost_models import TEACHERS, WorkerCostModels, work_of
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.wire.values import BlockMode

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import LEAST, JobDemand, RowLoad, RowShape, StepTimeModel, WorkerLoad
 from giornata.scheduling.placement import SLACK, ModelSlack, Placement, StallTimeout, slack_while
@@ -333,8 +333,8 @@ def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     slacks = ModelSlack(0.1)
     slacks.count([one], 10)
     slacks.count([one, other], 10)
-    assert slacks.heed({one: 21, other: 1}) == {one, other}
-    of_one, of_other = slack_while(21, 20, 0.1), slack_while(1, 10, 0.1)
+    assert slacks.heed({one: 21, other: 8}) == {one, other}
+    of_one, of_other = slack_while(21, 20, 0.1), slack_while(8, 10, 0.1)
     assert of_one == pytest.approx(0.05 / 2.05)
     found = [slacks.of(models) for models in ([one], [other], [other, one], [])]
     assert found == [of_one, of_other, of_one, 0.1]
@@ -348,6 +348,17 @@ def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     slacks.count([one], -10)
     slacks.heed({one: 4})
     assert slacks.of([one]) == slack_while(4, 1, 0.1)
+
+
+def test_a_fleet_of_which_no_row_has_waited_yet_gives_up_half_of_what_a_lone_worker_does() -> None:
+    alone, fleet = ("alone", "digest"), ("fleet", "digest")
+    slacks = ModelSlack(0.1)
+    slacks.count([alone, fleet], 1)
+    slacks.count([fleet], 9)
+    assert [slacks.of(models) for models in ([alone], [fleet], [alone, fleet])] == [0.1, 0.05, 0.05]
+    assert slacks.heed({alone: 1, fleet: 1}) == set(), "about as much"
+    assert slacks.heed({fleet: 10}) == {fleet}
+    assert slacks.of([fleet]) == slack_while(10, 10, 0.1)
 
 
 @given(waiting=st.integers(0, 100), more=st.integers(0, 100), workers=st.integers(1, 100))

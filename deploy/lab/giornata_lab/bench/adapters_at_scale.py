@@ -18,24 +18,23 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import TenantJobOrder
-from giornata.scheduling.rock import AdapterPlan
 from giornata.wire.workers import Tier
 from giornata_lab.bench import harness
 from giornata_lab.bench.systems.networks import PLAIN
-from giornata_lab.cli.workload import read_trace
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.traces import TraceLine
+from giornata_lab.loadgen.traces import TraceLine, read_trace_file
 from giornata_lab.loadgen.workload import (
     AdapterSizes,
     AdapterWorkload,
     ArrivalBursts,
     crowded_times,
 )
-from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
+from giornata_lab.simulation.adapter_plans import AdapterPlan
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, adapted
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import QueueOrder, RunOptions
@@ -162,7 +161,7 @@ _LRUMS: Final = RunOptions.of(SimPolicy.LRUMS)
 VARIANTS: Final[Mapping[str, ScaleVariant]] = {
     "rrod": ScaleVariant(RunOptions.of(SimPolicy.RROD)),
     "lrums": ScaleVariant(_LRUMS),
-    "proactive": ScaleVariant(replace(_LRUMS, placing=PROACTIVE)),
+    "proactive": ScaleVariant(replace(_LRUMS, placing=AdapterPlan.PROACTIVE)),
     "lrums by device": ScaleVariant(replace(_LRUMS, cached=frozenset({Tier.DEVICE}))),
     BASE: ScaleVariant(_ROCK),
     "rock with one queue": ScaleVariant(replace(_ROCK, line_name=QueueOrder.FAIR)),
@@ -264,7 +263,7 @@ def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
     )
     settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
     if options.gentd26:
-        settings[TRACE] = replace(usual, lines=tuple(read_trace(Path(options.gentd26))))
+        settings[TRACE] = replace(usual, lines=tuple(read_trace_file(Path(options.gentd26))))
     return settings
 
 

@@ -17,7 +17,7 @@ import torch
 
 from giornata_lab.loadgen.charts import Chart
 from giornata_lab.loadgen.drawing import figure, svg
-from giornata_tools.provenance import installed
+from giornata_tools.cli.extras import installed
 from giornata_tools.terminal import show, table
 
 OUT = Path(os.environ.get("GIORNATA_BENCH_OUT", "out/bench"))

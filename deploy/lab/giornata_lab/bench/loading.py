@@ -18,10 +18,8 @@ from typing import Any, Final, NamedTuple
 import click
 import torch
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens
-from giornata.packed.packing import TraceLane
-from giornata.planning.cost_model import StepCosts
-from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
+from giornata.packed.packing import BlockInputs, CachedTokens, TraceLane
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepCosts, step_work
 from giornata.planning.plans import BatchPlanner, greedy_modes, plan_batch, plan_each_alone, uniform_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm

@@ -31,8 +31,7 @@ from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.network import ModelFamily, build_row, text_shapes
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.harness import Measurement, measured, write
 from giornata_lab.bench.router_decision import decisions, fleet

@@ -29,7 +29,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.identity import form_of, levels_of
+from giornata_denoiser.templates.runs import form_of, levels_of
 from giornata_lab.bench.compute.bench_model import (
     BenchModel,
     Request,

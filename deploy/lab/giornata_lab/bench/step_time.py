@@ -16,15 +16,16 @@ import click
 import torch
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.compute_set import BlockInputs, CachedTokens
+from giornata.packed.packing import BlockInputs, CachedTokens
 from giornata.planning.operations import taking_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.recorders import EntryRecorder, OwnKeysValues, own_bits
+from giornata_denoiser.engine.recorders import EntryRecorder, OwnKeysValues
 from giornata_denoiser.engine.slabs import Slabs
+from giornata_denoiser.engine.step_budget import own_bits
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate

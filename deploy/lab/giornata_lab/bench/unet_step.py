@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
+from giornata.packed.packing import BlockInputs, CachedTokens, Region, make_region
 from giornata.planning.operations import SequenceShape
 from giornata.runtime import keep_freed
 from giornata.wire.models import BlockSpec

@@ -20,7 +20,7 @@ import click
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
 from giornata_lab.cli import workload
-from giornata_lab.cli.workload import counting, read_trace
+from giornata_lab.cli.workload import counting
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.driver import (
     ApiDialect,
@@ -35,7 +35,7 @@ from giornata_lab.loadgen.driver import (
 )
 from giornata_lab.loadgen.outcomes import RequestOutcome, figures
 from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
-from giornata_lab.loadgen.traces import OfferedLoad, drawn, replayed
+from giornata_lab.loadgen.traces import OfferedLoad, drawn, read_trace_file, replayed
 from giornata_lab.loadgen.workload import (
     MAX_SEED,
     AdapterWorkload,
@@ -245,7 +245,7 @@ def _loads(chosen: Options, typed: Collection[str]) -> list[OfferedLoad]:
     shared = {"warmup_s": chosen["warmup"], "seed": chosen["seed"]}
     with usage_errors(chosen["trace"] or "No load"):
         if chosen["trace"]:
-            lines = read_trace(chosen["trace"])
+            lines = read_trace_file(chosen["trace"])
             return [replayed(lines, _workload(chosen), speed=chosen["speed"], **shared)]
         return drawn(
             chosen["rate"].value,

@@ -13,14 +13,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.planning.cost_model import Profile, StepCosts
+from giornata.planning.cost_model import Profile
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.policies import LOAD_WEIGHT
-from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
-from giornata_lab.cli.workload import counting, read_trace
+from giornata_lab.cli.workload import counting
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.outcomes import spread
-from giornata_lab.loadgen.traces import busiest_windows
+from giornata_lab.loadgen.traces import busiest_windows, read_trace_file
 from giornata_lab.loadgen.workload import (
     AdapterSizes,
     AdapterWorkload,
@@ -30,7 +30,8 @@ from giornata_lab.loadgen.workload import (
     zipf,
 )
 from giornata_lab.simulation import machines
-from giornata_lab.simulation.baselines import PLANNERS, SimPolicy
+from giornata_lab.simulation.adapter_plans import AdapterPlan
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_controls
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import RunOptions, StageSetting
@@ -108,7 +109,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
 def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
     path: Path | None = given["trace"]
     try:
-        lines = tuple(read_trace(path)) if path else ()
+        lines = tuple(read_trace_file(path)) if path else ()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     window_s = given["window"]
@@ -193,7 +194,7 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
     return replace(
         usual,
         adapters=usual.adapters and not given["blind"],
-        placing=given["placement"] or usual.placing,
+        placing=AdapterPlan(given["placement"] or usual.placing),
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
@@ -423,7 +424,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option(
     "--placement",
-    type=click.Choice([str(AdapterPlan.OFF), *map(str, PLANNERS)]),
+    type=click.Choice(list(map(str, AdapterPlan))),
     help="Which plan says what hosts and devices load before jobs ask for it; default: as the policy has it.",
 )
 @click.option(

@@ -13,7 +13,7 @@ import click
 
 from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_lab.loadgen import traces, workload
+from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.workload import Mix
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, Option
 from giornata_tools.terminal import drawn
@@ -133,29 +133,3 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar; call what it yields with how many of `total` are done."""
     with drawn(what, total) as update:
         yield lambda done: update(done, total, what) if update else None
-
-
-def read_trace(path: Path) -> list[traces.TraceLine]:
-    """The requests in a file, or in a folder with the files of GenTD26.
-
-    Raises:
-        ValueError: its name ends otherwise than a trace's, or it holds something else.
-        OSError: it cannot be read.
-    """
-    if path.is_dir():
-        timed, adapted = (
-            (path / name).read_text(encoding="utf-8") for name in (traces.TIMED, traces.ADAPTED)
-        )
-        return traces.read_gentd26(timed, adapted)
-    return traces.read_trace(path.read_text(encoding="utf-8"), trace_suffix(path))
-
-
-def trace_suffix(path: Path) -> str:
-    """In which form the file `path` is a trace.
-
-    Raises:
-        ValueError: its name does not tell.
-    """
-    if path.suffix.lower() not in traces.SUFFIXES:
-        raise ValueError(f"{path} does not end with {' or '.join(traces.SUFFIXES)}")
-    return path.suffix.lower()

@@ -50,9 +50,8 @@ from giornata_lab.demo.report import (
     write_pictures,
 )
 from giornata_lab.model.scenes.shapes import overlap
-from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha, model_mask, paste, resize
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Box, Pixels, Size
 from giornata_prepost.images.stages import visible_part
 from giornata_tools import checkout
 from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused, Tell

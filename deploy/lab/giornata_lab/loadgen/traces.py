@@ -1,4 +1,4 @@
-"""Requests in a file, to replay: ours, and GenTD26, Alibaba's trace of image generation with LoRAs. Pure."""
+"""Requests in a file, to replay: ours, and GenTD26, Alibaba's trace of image generation with LoRAs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -26,7 +27,7 @@ from giornata_lab.loadgen.workload import (
     faster,
 )
 
-# Requests in a file, to replay: CSV with a header line, or a JSON object a line. Pure; texts in, texts out.
+# Requests in a file, to replay: CSV with a header line, or a JSON object a line.
 #
 # Columns: ``timestamp`` (seconds from the start of the run) is needed; ``mask_ratio``, ``steps``,
 # ``template``, ``n``, ``seed``, ``shape`` and ``adapters`` may be left out or empty, and are then drawn.
@@ -69,6 +70,22 @@ class TraceLine(BaseModel):
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     shape: MaskShape | None = None
     adapters: Annotated[tuple[str, ...], BeforeValidator(_names)] | None = None
+
+
+def read_trace_file(path: Path) -> list[TraceLine]:
+    """The requests in a file, or in a folder with the files of GenTD26.
+
+    Raises:
+        ValueError: its name ends otherwise than a trace's, or it holds something else.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        timed, adapted = ((path / name).read_text(encoding="utf-8") for name in (TIMED, ADAPTED))
+        return read_gentd26(timed, adapted)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path} does not end with {' or '.join(SUFFIXES)}")
+    return read_trace(path.read_text(encoding="utf-8"), suffix)
 
 
 def read_trace(text: str, suffix: str) -> list[TraceLine]:

@@ -9,11 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from giornata.residency.use_based import AdapterSelection, AdapterUsage, ResidencySnapshot, Wanted, pins_of
-from giornata.scheduling import policies, rock
+from giornata.scheduling import policies
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy, with_room
-from giornata.scheduling.rock import ResidencyPlanner
 
 QUEUED: Final = 4
 """Rows with which a worker's queue is as long as :func:`lrums` counts."""
@@ -115,37 +113,3 @@ def policy_of(name: SimPolicy, load_weight: float = LOAD_WEIGHT) -> Policy:
     """The policy of this name; those that weigh loads do so with `load_weight`."""
     known = WEIGHING.get(name)
     return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
-
-
-# The baseline `proactive` of ROCK's evaluation: what was popular lately is loaded wherever it fits. Pure.
-
-
-PROACTIVE_PERIOD_S: Final = 60.0
-"""How often it plans."""
-PROACTIVE_HALF_LIFE_S: Final = 600.0
-"""Half-life of the uses that it is given."""
-SHARE: Final = 0.5
-"""Share of each tier that it fills."""
-LEAST_USES: Final = 0.05
-"""Below it, an adapter is not popular: one use, 43 minutes ago."""
-
-
-def proactive_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
-    """The most popular adapters, as many as fit into half of each place."""
-    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
-    popular = sorted(counted, key=lambda digest: (-counted[digest], digest))
-    wanted = {}
-    for place in observed.places:
-        filling = AdapterSelection(place, observed.sizes, pins_of(place, observed), SHARE)
-        for digest in popular:
-            filling.take(digest)
-        wanted[place.name] = filling.chosen
-    return wanted
-
-
-PROACTIVE: Final = "proactive"
-PLANNERS: Final[Mapping[str, ResidencyPlanner]] = {
-    **rock.PLANNERS,
-    PROACTIVE: ResidencyPlanner(lambda _: proactive_plan, PROACTIVE_PERIOD_S, PROACTIVE_HALF_LIFE_S),
-}
-"""Plans of placement: the router's, and the baseline."""

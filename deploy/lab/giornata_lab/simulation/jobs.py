@@ -8,14 +8,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from giornata.planning.operations import (
+    SLABS,
+    BatchRow,
+    BlockLoads,
+    LoadLink,
     NetworkOperations,
     SequenceShape,
     low_rank_weights,
+    row_blocks,
     sample_fields,
     step_work,
 )
 from giornata.planning.plans import plan_batch
-from giornata.planning.row_blocks import SLABS, BatchRow, BlockLoads, LoadLink, row_blocks
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from giornata.planning.cost_model import Profile, StepCosts, encode_compute_fit, fit
+from giornata.planning.cost_model import Profile, encode_compute_fit, fit
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
+    StepCosts,
     step_work,
     work_of_weights,
 )

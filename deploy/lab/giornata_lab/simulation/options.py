@@ -11,7 +11,6 @@ from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy
 from giornata.scheduling.queue import FairQueue, RowQueue, TenantJobOrder
-from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import (
     LOOKED_AT,
     QueueOrderScheduler,
@@ -20,6 +19,7 @@ from giornata.scheduling.scheduler import (
     SchedulingDecision,
 )
 from giornata.wire.workers import Tier
+from giornata_lab.simulation.adapter_plans import AdapterPlan
 from giornata_lab.simulation.baselines import WEIGHING, SimPolicy, policy_of
 from giornata_lab.simulation.residency import AdapterSetting
 from giornata_lab.simulation.rock_kinds import JobKindQueue, RockScheduler
@@ -128,7 +128,7 @@ class RunOptions:
     """Whether these have likely workers load while jobs wait."""
     cached: frozenset[Tier] = frozenset(Tier)
     """Tiers that LRUMS counts as cached; by default its machine's memory, too."""
-    placing: str = AdapterPlan.OFF
+    placing: AdapterPlan = AdapterPlan.OFF
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Of what plans draw."""

@@ -327,7 +327,7 @@ class SimLoras:
         """The rows have left."""
         for digest in self._held.pop(key, ()):
             self.device.unpin(digest)
-            if not self._setting.keeps and not self.device.is_pinned(digest):
+            if not self._setting.keeps and digest not in self.device.pins:
                 self.device.remove(digest)
 
     def ahead(self, loras: Iterable[NeededLora], now: float, why: LoadReason = LoadReason.AHEAD) -> None:

@@ -1,4 +1,4 @@
-"""ROCK's queues of alike jobs (CLUSTER '25, section 4.1): kinds of jobs, and the line of their turns. Pure."""
+"""ROCK's queues of alike jobs (CLUSTER '25, section 4.1): kinds of jobs, the line of their turns, and workers. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import AGEING_S, Key, QueuedRows, RowQueue, SchedulingParams
-from giornata.scheduling.rock import FreeWorker, choose_worker, match_weights
 from giornata.scheduling.scheduler import LOOKED_AT, RowAssignment, SchedulingDecision, room_for_any
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import Tier
@@ -266,6 +265,50 @@ def _work_s(takes_s: float, steps: int) -> float:
 # has waited for a minute comes first.
 
 
+AFFINITY: Final = 0.6
+UTILISATION: Final = 0.3
+DELAY: Final = 0.1
+"""Weights of the three terms."""
+WANTED: Final = 0.7
+"""Utilisation that a worker should have."""
+BEST: Final = 3
+"""Workers among which the least deviation of utilisations decides."""
+
+
+class FreeWorker(NamedTuple):
+    """A worker with a free place, as one queue sees it."""
+
+    name: str
+    affinity: float
+    """Share of the queue's adapters that its device has, 0 to 1."""
+    utilisation: float
+    """Rows over places."""
+    delay_ms: float
+    """Time until the queue's first rows would be computed there, above 0."""
+
+
+def match_weights(workers: Sequence[FreeWorker]) -> dict[str, float]:
+    """0.6 of affinity, 0.3 of 1 - |u - 0.7|, 0.1 of the inverse delay, by name of the worker.
+
+    The delay's inverse is relative to that of the best worker. Taken in 1/seconds, as it is printed, it vanishes beside
+    the other terms.
+    """
+    least_ms = min((worker.delay_ms for worker in workers), default=0.0)
+    return {
+        worker.name: AFFINITY * worker.affinity
+        + UTILISATION * (1 - abs(worker.utilisation - WANTED))
+        + DELAY * (least_ms / worker.delay_ms if worker.delay_ms > 0 else 1.0)
+        for worker in workers
+    }
+
+
+def choose_worker(workers: Sequence[FreeWorker]) -> FreeWorker:
+    """The one of the three heaviest workers with which utilisations deviate least: the least utilised."""
+    weighed = match_weights(workers)
+    best = sorted(workers, key=lambda worker: (-weighed[worker.name], worker.name))[:BEST]
+    return min(best, key=lambda worker: (worker.utilisation, -weighed[worker.name], worker.name))
+
+
 OLD_S: Final = 60.0
 """A queue whose first job has waited for so long comes first."""
 ASKED: Final = 32
@@ -341,10 +384,7 @@ class _RockDecisionBuilder:
             return self._let_batch_come(yields=yields)
         old = [pair for pair in pairs if self.now - pair.entry.since_s > OLD_S]
         first = min(old, key=lambda pair: pair.entry.key[1]) if old else max(pairs, key=_heaviest)
-        worker = choose_worker(first.workers)
-        if worker is None:
-            raise RuntimeError(f"queue {first.queue} was matched without a worker")
-        self._place(first, worker.name)
+        self._place(first, choose_worker(first.workers).name)
         return True
 
     def _yields(self, entry: QueuedRows) -> bool:

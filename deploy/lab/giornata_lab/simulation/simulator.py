@@ -9,16 +9,21 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import SchedulingParams
-from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import Scheduler, likely_worker
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_lab.simulation.baselines import PLANNERS
+from giornata_lab.simulation.adapter_plans import (
+    PLANNERS,
+    AdapterPlan,
+    SimResidency,
+    SimTier,
+    TierKind,
+    WindowedUsage,
+)
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
@@ -51,7 +56,7 @@ class SimAdapterPlacement:
 
     def __init__(
         self,
-        name: str,
+        name: AdapterPlan,
         seed: int,
         setting: AdapterSetting,
         hosts: list[SimHost],
@@ -59,7 +64,7 @@ class SimAdapterPlacement:
     ) -> None:
         planner = PLANNERS[name]
         self.period_s = planner.period_s
-        self._plan, self._uses = planner.make(seed), AdapterUsage(planner.half_life_s)
+        self._plan, self._uses = planner.make(seed), WindowedUsage(planner.half_life_s)
         self._setting, self._workers = setting, workers
         self._hosts = {f"h{number:04d}": host for number, host in enumerate(hosts)}
         names = list(self._hosts)
@@ -75,7 +80,7 @@ class SimAdapterPlacement:
 
     def run(self, now: float) -> None:
         """Plan, and begin the loads of what is wanted and absent, as far as it fits beside what rows use."""
-        wanted: Wanted = self._plan(self._observed(), self._uses, now)
+        wanted = self._plan(self._observed(), self._uses, now)
         for name, digests in wanted.items():
             loras = [self._known[digest] for digest in digests]
             if name in self._hosts:
@@ -84,36 +89,32 @@ class SimAdapterPlacement:
                 absent = [lora for lora in loras if lora.digest not in self._workers[name].loras.device]
                 self._workers[name].loras.ahead(absent, now, LoadReason.PLAN)
 
-    def _observed(self) -> ResidencySnapshot:
+    def _observed(self) -> SimResidency:
         sizes = {digest: lora.size_bytes for digest, lora in self._known.items()}
-        return ResidencySnapshot((*self._host_places(), *self._device_places()), sizes)
+        return SimResidency((*self._host_places(), *self._device_places()), sizes)
 
-    def _host_places(self) -> list[AdapterTier]:
-        setting = self._setting
+    def _host_places(self) -> list[SimTier]:
         return [
-            AdapterTier(
-                name,
-                TierKind.HOST,
+            SimTier(
                 name,
                 min(LARGEST, host.memory.budget_bytes),
                 {digest: host.memory.size_of(digest) or 0 for digest in host.memory},
-                setting.store_bytes_per_s,
-                setting.store_latency_s,
+                TierKind.HOST,
+                name,
+                self._setting.store_bytes_per_s,
             )
             for name, host in self._hosts.items()
         ]
 
-    def _device_places(self) -> list[AdapterTier]:
-        setting = self._setting
+    def _device_places(self) -> list[SimTier]:
         return [
-            AdapterTier(
+            SimTier(
                 name,
-                TierKind.DEVICE,
-                self._host_of[name],
                 min(LARGEST, worker.loras.device.budget_bytes),
                 {digest: worker.loras.device.size_of(digest) or 0 for digest in worker.loras.device},
-                setting.link_bytes_per_s,
-                setting.link_latency_s,
+                TierKind.DEVICE,
+                self._host_of[name],
+                self._setting.link_bytes_per_s,
                 worker.machine.speed,
             )
             for name, worker in self._workers.items()
@@ -194,7 +195,7 @@ class Simulation:
         }
         self._placing = (
             None
-            if options.placing == AdapterPlan.OFF
+            if options.placing is AdapterPlan.OFF
             else SimAdapterPlacement(options.placing, options.seed, kept, hosts, self._workers)
         )
         self._carried = {job.job_id: _JobProgress(job, job.demand.rows) for job in jobs}

@@ -20,9 +20,9 @@ from giornata.logs import configure_logs
 from giornata_tools import checkout, terminal
 from giornata_tools.cli import doctor_checks
 from giornata_tools.cli.doctor_checks import CheckStatus, DoctorFinding, fail, worst
+from giornata_tools.cli.extras import installed
 from giornata_tools.cli.options import door_options, gateway_of, models_option
 from giornata_tools.launcher.models import StackModel
-from giornata_tools.provenance import installed
 from giornata_tools.terminal import show
 
 STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.FAIL: "bold red"}

@@ -29,17 +29,25 @@ from giornata import runtime
 from giornata.blobs import S3Blobs
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
-from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_device
-from giornata.model_cards import ITEM_BYTES, TEMPLATE_BITS, level_bytes, model_memory, read_model_card
+from giornata.model_cards import (
+    CONTEXT_BYTES,
+    ITEM_BYTES,
+    TEMPLATE_BITS,
+    USABLE,
+    level_bytes,
+    model_memory,
+    plan_device,
+    read_model_card,
+)
 from giornata.planning.operations import LEAST_LEVELS
 from giornata.runtime import memory_bytes
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard
+from giornata_tools.cli.extras import installed, lacking
 from giornata_tools.clients.edits import RequestRefused, ServerUnreachable, nats_urls, without_password
 from giornata_tools.clients.http import open_http
 from giornata_tools.connection import port_error
 from giornata_tools.launcher.models import StackModel, repeated_name
-from giornata_tools.provenance import installed, lacking
 
 # What a check has found. Pure.
 

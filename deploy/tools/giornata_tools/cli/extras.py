@@ -1,11 +1,13 @@
-"""The extras of the distribution that some commands need."""
+"""The distributions of this environment, and the extras that some commands need."""
 
 from __future__ import annotations
+
+import re
+from importlib import metadata
 
 import click
 
 from giornata_tools import checkout
-from giornata_tools.provenance import lacking
 
 
 def require(extra: str, part: str = "tools") -> None:
@@ -35,3 +37,18 @@ def require_system(part: str = "tools") -> None:
     require("local")
     if part != "tools":
         require("local", part)
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution in this environment, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lacking(name: str, extra: str = "") -> list[str]:
+    """Names of what an installed distribution, or its `extra`, requires and is not installed."""
+    parts = (item.partition("extra == ") for item in metadata.requires(name) or ())
+    needed = (re.split(r"[^\w.-]", item)[0] for item, _, belongs in parts if belongs.strip("\"'") == extra)
+    return [required for required in needed if installed(required) is None]

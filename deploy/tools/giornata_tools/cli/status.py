@@ -1,10 +1,10 @@
-"""``giornata status``: the fleet and its LoRAs as tables or as JSON, once or live."""
+"""``giornata status`` and ``models``: the fleet and its LoRAs, and what a request for a served model may name."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
+from giornata.wire.requests import EditParameters
 from giornata.wire.workers import FleetView, InstanceView, RankState, ServiceName, TemplateCounters
 from giornata_tools.cli.groups import asks_gateway
-from giornata_tools.cli.options import api_key_option, url_option
+from giornata_tools.cli.options import api_key_option, option_name, url_option
 from giornata_tools.clients.edits import RequestRefused
 from giornata_tools.clients.http import HttpClient
 from giornata_tools.terminal import show, table
@@ -38,7 +39,7 @@ HOST_COUNTS = [
     "failed",
     "plans",
 ]
-WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed")
+WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "waited s", "failed")
 
 
 def adapter_table(fleet: FleetView) -> RenderableType:
@@ -76,7 +77,7 @@ def _rows(one: InstanceView) -> list[tuple[str, ...]]:
     """A worker's line of each tier; what belongs to the worker stands in the first."""
     if one.worker is None or (counts := one.worker.adapters) is None:
         return []
-    asked = map(str, (counts.misses, counts.prefetched, counts.planned))
+    asked = map(str, (counts.misses, counts.prefetched))
     loads = (*asked, f"{counts.waited_ms / 1e3:.1f}", str(counts.failed))
     tiers = (
         ("device", counts.device_bytes, counts.hits_device, counts.evicted_device),
@@ -238,3 +239,79 @@ def _state_of(instance: InstanceView) -> str:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.1f}"
+
+
+# ``giornata models``: which models a gateway serves, and what a request for one may name.
+
+
+FILES: Final = {"image": "IN", "mask": "--mask"}
+"""Fields that are no parameters, as the command line has them."""
+
+
+@click.command()
+@click.argument("name", required=False)
+@url_option
+@api_key_option
+@click.option("--json", "as_json", is_flag=True, help="Print what the gateway tells.")
+@asks_gateway
+async def models(gateway: HttpClient, name: str | None, *, as_json: bool) -> None:
+    """List the models that are served, or the options of one.
+
+    Of the model NAME each option has its default by task, and its samplers and ControlNets are named.
+    """
+    told = (await gateway.read("/v1/models"))["data"]
+    chosen = told if name is None else [_named(told, name)]
+    if as_json:
+        click.echo(json.dumps(chosen, indent=2))
+    else:
+        show(models_table(chosen) if name is None else model_table(chosen[0]))
+
+
+def _named(told: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    for model in told:
+        if model["id"] == name:
+            return model
+    served = ", ".join(model["id"] for model in told) or "none"
+    raise RequestRefused(
+        ErrorBody(code="model_not_found", message="No such model is served.", received=name, accepted=served)
+    )
+
+
+def models_table(told: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line per model of ``GET /v1/models``."""
+    if not told:
+        return Text("No model is served.")
+    lines = table("model", "family", "tasks", "guidance", "native size", "sides")
+    for model in told:
+        side, tasks = model["native_size"], ", ".join(model["tasks"])
+        sizes = (f"{side}x{side}", f"multiples of {model['size_multiple']}")
+        lines.add_row(model["id"], model["family"], tasks, model["guidance"], *sizes)
+    return lines
+
+
+def model_table(model: Mapping[str, Any]) -> RenderableType:
+    """A line per option that a model of ``GET /v1/models`` takes for some task: its default by task."""
+    tasks, fields = model["tasks"], model["fields"]
+    lines = table("option", *tasks)
+    for name in dict.fromkeys(name for task in tasks for name in fields[task]):
+        if name in EditParameters.model_fields or name in FILES:
+            option = FILES.get(name) or option_name(name)
+            lines.add_row(option, *(_default(model, task, name) for task in tasks))
+    named = [Text(f"samplers: {', '.join(model['samplers'])}")]
+    if model["controlnets"]:
+        named.append(Text(f"ControlNets: {', '.join(map(_controlnet, model['controlnets']))}"))
+    return Group(models_table([model]), Text(), lines, Text(), *named)
+
+
+def _controlnet(net: Mapping[str, Any]) -> str:
+    return f"{net['name']} (mode 0 to {net['modes'] - 1})" if net["modes"] else str(net["name"])
+
+
+def _default(model: Mapping[str, Any], task: str, name: str) -> str:
+    """The default as a cell; empty where an option has none, and may be left out."""
+    if name not in model["fields"][task]:
+        return "-"
+    field, default = EditParameters.model_fields.get(name), model["defaults"][task].get(name)
+    if default is None and field is not None:
+        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+    return "" if default is None or default == () else str(default)

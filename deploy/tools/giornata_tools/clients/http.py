@@ -69,12 +69,6 @@ class FailedEvent(BaseModel):
         return self.error.model_copy(update={"retry_after_s": again_s})
 
 
-class JobStateAnswer(BaseModel):
-    """The part of a job's status that this client reads."""
-
-    state: str
-
-
 Event = EditProgress | PartialImage | CompletedData | FailedEvent
 
 EVENTS: dict[str, type[Event]] = {
@@ -299,12 +293,8 @@ class HttpClient:
         job = f"job {self._job_id}"
         try:
             with _told_as_refused(self._url):
-                async with (
-                    asyncio.timeout(CANCEL_S),
-                    self._session.delete(f"{self._url}/v1/jobs/{self._job_id}") as answer,
-                ):
-                    await _check(answer)
-                    state = JobStateAnswer.model_validate_json(await answer.read()).state
+                async with asyncio.timeout(CANCEL_S):
+                    state = (await self.delete(f"/v1/jobs/{self._job_id}")).get("state")
         except RequestRefused:
             return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
         if state in {"completed", "failed"}:

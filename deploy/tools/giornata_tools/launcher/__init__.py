@@ -2,10 +2,9 @@
 
 Read in this order:
 
-* `model`, `adapters`, `masks` and `plan` - what is asked for
-* `commands` and `servers` - what is started, as plain values: services, and embedded servers with their passwords
+* `models` - which checkpoints are served, and the adapters and the segmenter that ship with the trained one
+* `plan` - what is started, as plain values: services, and embedded servers with their passwords
 * `process` and `warden` - one child process, and its certain end
-* `watch` - what telemetry says of the processes
 * `stack` - all of it together: start, wait until ready, kill, restart, drain
 * `up` - the command
 """

@@ -14,9 +14,9 @@ from typing import Final
 
 import aiohttp
 
-from giornata import retries
 from giornata.bus import bus
 from giornata.config import ENV_PREFIX, new_instance
+from giornata.deadlines import retry_soon
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
@@ -28,19 +28,22 @@ from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     LOADING,
+    EmbeddedNats,
     GatewayPorts,
     StackPlan,
+    check_port,
     empty,
     environment,
     has_room,
     locked,
     model_environment,
+    nats_command,
     restart_delay_s,
     service_command,
     socket_folder,
+    valkey_command,
 )
 from giornata_tools.launcher.process import LaunchCommand, LaunchError, SpawnChild, StackProcess, single_error
-from giornata_tools.launcher.servers import EmbeddedNats, check_port, nats_command, valkey_command
 from giornata_tools.launcher.warden import OrphanReaper
 
 # What telemetry says of the fleet, and a way to wait until it says something.
@@ -128,7 +131,7 @@ async def answers_200(url: str, limit_s: float) -> None:
             async def ask() -> None:
                 await session.get(url)
 
-            await retries.soon(aiohttp.ClientError, limit_s)(ask)
+            await retry_soon(aiohttp.ClientError, limit_s)(ask)
     except aiohttp.ClientError as error:
         raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error
 

@@ -19,9 +19,10 @@ import structlog
 from PIL import Image
 from pydantic import BaseModel
 
-from giornata import retries, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
+from giornata.deadlines import retry_patiently
 from giornata.records import JobRecordStore
 from giornata.scheduling.batch import RowKey
 from giornata.tracing import NO_STEPS, SpanAttributes, StepSpans, span
@@ -227,14 +228,14 @@ class AttemptResultWriter:
         except GiornataError as error:
             log.warning("latents_not_forgotten", keys=[ref.key for ref in latents], error=str(error))
 
-    @retries.patiently(Overloaded).wraps
+    @retry_patiently(Overloaded).wraps
     async def _put(self, job: Job, row: Row) -> BlobRef:
         """Keep a row's latents under a key that no other attempt has: for prepost now, or for any denoiser later."""
         data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
         key = f"{job.folder}latents-{row.key.index}-{secrets.token_hex(4)}"
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 
-    @retries.patiently(nats.errors.Error).wraps
+    @retry_patiently(nats.errors.Error).wraps
     async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
         return await self._records.change(
             request.job.job_id,

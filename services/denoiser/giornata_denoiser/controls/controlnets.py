@@ -156,9 +156,11 @@ class ControlDispatcher(ControlPart):
 
     def __init__(self, local: LocalControls | None, remote: RemoteControls | None) -> None:
         self._local, self._remote = local, remote
+        self._computes = False
+        """Whether anything may be kept of rows."""
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`giornata_denoiser.engine.batch_tensors.RowPart.able`: rows wait until they are open.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlPart.able`: rows wait until they are open.
 
         One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
         """
@@ -177,7 +179,7 @@ class ControlDispatcher(ControlPart):
 
         Instances are asked first, and compute while this process does.
         """
-        found: dict[RowKey, OfSequences] = {}
+        self._computes, found = True, dict[RowKey, OfSequences]()
         if self._remote is not None:
             asking = [(row, every) for row, every in zip(rows, whole, strict=True) if self._asks(row)]
             elsewhere = [row for row, _ in asking]
@@ -192,11 +194,14 @@ class ControlDispatcher(ControlPart):
         return tuple(found.get(row.key, ()) for row in rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """See :meth:`giornata_denoiser.engine.batch_tensors.RowPart.retain`."""
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlPart.retain`."""
+        if not self._computes:
+            return
         if self._local is not None:
             self._local.retain(keys)
         if self._remote is not None:
             self._remote.retain(keys)
+        self._computes = bool(keys)
 
     def _check(self, rows: Sequence[Row], asked: Collection[RowKey]) -> None:
         """Raise ControlLost where one that can only be asked for has been closed since it was ready."""
@@ -338,11 +343,12 @@ async def open_rows(
     Raises:
         ControlNetNotFound: they have some, and there is no room.
     """
-    if room is not None:
+    lacking = [use.model for use in request.job.controls]
+    if lacking and room is not None:
         async with room.opened(request, rows) as opened:
             yield opened
         return
-    if lacking := [use.model for use in request.job.controls]:
+    if lacking:
         raise ControlNetNotFound(field="controlnets", received=lacking[0], accepted="none for this model")
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
 from giornata.control.layout import Behind, ResidualLayout, count_sequences, parse_checkpoints, sum_residuals
+from giornata.control.link import ControlFailed, LinkLate, LinkLost
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -111,7 +111,7 @@ class ResidualCache(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class AddedResiduals:
-    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.compute_set.Residuals`."""
+    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.packing.Residuals`."""
 
     nth: int
     """Which of the row's sequences."""

@@ -15,8 +15,8 @@ import torch
 from giornata.bus.bus import Bus
 from giornata.bus.connection import keep_looking
 from giornata.control.layout import Behind, count_sequences, sum_residuals
+from giornata.control.link import ControlFailed, LinkLost
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import ControlFailed, LinkLost
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet, ListeningClock
 from giornata.scheduling.batch import RowKey

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,39 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, Residuals, by_sequence
 from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.packing import Segments, to_device
+from giornata.packed.packing import BlockInputs, Residuals, Segments, by_sequence, to_device
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.families.network import ModelFamily, SequenceInputs
-from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.rows.parts import RowLora
 from giornata_denoiser.rows.row import Row, RowInputs
-
-
-class RowPart(ABC):
-    """One kind of part, of all rows of an engine. Another kind is another of these, in the list of the engine's runner.
-
-    What a row takes from templates and from its own steps is no such part, but planned for all rows together: see
-    :class:`giornata_denoiser.engine.step_plan.StepPlanner`. A step cache stands in for the whole forward.
-    """
-
-    def able(self, row: Row) -> Row | None:
-        """`row` as its next step is to be made; None while it has to wait for what it has of this kind."""
-        return row
-
-    @abstractmethod
-    def add(
-        self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
-    ) -> tuple[BlockInputs, ...]:
-        """The `uses` of a batch's sequences with what the next steps of `rows` have of this kind.
-
-        Whoever reads what is added may wait for it, which `waits` adds up.
-        """
-
-    def retain(self, keys: Collection[RowKey]) -> None:  # noqa: B027 - most keep nothing of rows
-        """Forget all rows but these."""
 
 
 def with_field(
@@ -66,7 +40,7 @@ class LowRanks(Protocol):
         """The set of these LoRAs, sorted; the same object while it stays loaded. None while it is not."""
 
 
-class LoraPart(RowPart):
+class LoraPart:
     """The LoRAs of rows, as `held` has them; a worker without one has none."""
 
     def __init__(self, held: LowRanks | None = None) -> None:
@@ -77,7 +51,7 @@ class LoraPart(RowPart):
         return None if self._held is None else self._held.find(loras)
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`RowPart.able`.
+        """`row` as its next step is to be made; None while it has to wait for its LoRAs.
 
         LoRAs act from this step on where they were to act later, may join early and are loaded: "Katz: Efficient
         Workflow Serving for Diffusion Models with Many Adapters", ATC '25, section 6, with a bound. What the row has
@@ -110,23 +84,13 @@ class LoraPart(RowPart):
                 raise LoraNotLoaded(f"row {row.key} has LoRAs {digests}, which are not loaded")
         return tuple(found)
 
-    def add(
-        self,
-        rows: Sequence[Row],
-        uses: tuple[BlockInputs, ...],
-        waits: WaitTimer,  # noqa: ARG002 - a part's
-    ) -> tuple[BlockInputs, ...]:
-        """See :meth:`RowPart.add`; LoraNotLoaded as :meth:`sets`."""
-        for row in rows:
-            if row.adapters.loras:
-                return with_low_ranks(uses, rows, self.sets(rows))
-        return uses
-
 
 def with_low_ranks(
     uses: Sequence[BlockInputs], rows: Sequence[Row], low_ranks: Sequence[SequenceLoras | None]
 ) -> tuple[BlockInputs, ...]:
     """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
+    if low_ranks.count(None) == len(low_ranks):
+        return tuple(uses)
     pairs = zip(rows, low_ranks, strict=True)
     return with_field(uses, "low_rank", [(each,) * len(row.inputs.prompts) for row, each in pairs])
 
@@ -154,13 +118,23 @@ class ControlLost(ConnectionError):
         self.keys = frozenset(keys)
 
 
-class ControlPart(RowPart):
+class ControlPart:
     """The ControlNets of rows. A worker that has none has this: a row with some fails at once."""
+
+    def able(self, row: Row) -> Row | None:
+        """`row` as its next step is to be made; None while it has to wait for its ControlNets."""
+        return row
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Forget all rows but these."""
 
     def add(
         self, rows: Sequence[Row], uses: tuple[BlockInputs, ...], waits: WaitTimer
     ) -> tuple[BlockInputs, ...]:
-        """See :meth:`RowPart.add`; errors are those of :meth:`residuals`."""
+        """The `uses` of a batch's sequences with what ControlNets add in the next steps of `rows`.
+
+        Whoever reads what is added may wait for it, which `waits` adds up; errors are those of :meth:`residuals`.
+        """
         for row in rows:
             if row.adapters.controls:
                 added = self.residuals(rows, computes_every_token(uses, rows), waits)
@@ -286,6 +260,8 @@ class BatchTensors:
     guided: GuidedRows | None
     matrices: tuple[Tensor, ...]
     """Each row's (steps, states, 2 + states), those of its track."""
+    low_ranks: tuple[SequenceLoras | None, ...]
+    """Each row's LoRAs."""
 
 
 def assemble(
@@ -317,6 +293,7 @@ def assemble(
         computed_lengths=lengths,
         guided=_guided(rows, guided, row_of_computed, device) if guided else None,
         matrices=tuple(each.matrices for each in placed),
+        low_ranks=tuple(each.low_rank for each in placed),
     )
 
 
@@ -354,10 +331,8 @@ class BatchAssembler:
     def __init__(self, family: ModelFamily, loras: LoraPart) -> None:
         self._family, self._loras = family, loras
         self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: dict[
-            bool, tuple[tuple[Row, ...], tuple[SequenceLoras | None, ...], BatchTensors]
-        ] = {}
-        """The last assembly of rows that the network computes, and the last of others, with rows and LoRAs."""
+        self._assembled: dict[bool, tuple[tuple[Row, ...], BatchTensors]] = {}
+        """The last assembly of rows that the network computes, and the last of others, with the rows."""
 
     def of(self, rows: tuple[Row, ...], *, computes: bool = True) -> BatchTensors:
         """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined.
@@ -369,22 +344,22 @@ class BatchAssembler:
         """
         low_ranks = self._loras.sets(rows)
         found = self._assembled.get(computes)
-        if found and found[1] == low_ranks and len(found[0]) == len(rows):
+        if found and found[1].low_ranks == low_ranks:
             # Every row is built with inputs of its own: only latents and steps differ.
             pairs = zip(found[0], rows, strict=True)
             if not [row for known, row in pairs if known.inputs is not row.inputs]:
-                return found[2]
+                return found[1]
         del found
         self._assembled.pop(computes, None)  # freed before the next is made
         placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
         assembly = assemble(self._family, rows, placed, computes=computes)
-        self._assembled[computes] = rows, low_ranks, assembly
+        self._assembled[computes] = rows, assembly
         return assembly
 
     @property
     def keys(self) -> frozenset[RowKey]:
         """Rows whose inputs are held, alone or in an assembly."""
-        assembled = (rows for rows, _, _ in self._assembled.values())
+        assembled = (rows for rows, _ in self._assembled.values())
         return frozenset(self._placed).union(row.key for rows in assembled for row in rows)
 
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, by_sequence
-from giornata.packed.packing import UNTRACED, LaneTracer, to_device
+from giornata.packed.packing import UNTRACED, BlockInputs, LaneTracer, by_sequence, to_device
 from giornata_denoiser.engine.batch_tensors import BatchTensors
 from giornata_denoiser.families.network import ModelFamily, Network
+from giornata_denoiser.rows.parts import TaylorExpansion, remember_output
 from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion, remember_output
 
 
 class SamplerState(NamedTuple):

@@ -24,7 +24,7 @@ from giornata_denoiser.engine.batch_tensors import (
     LoraNotLoaded,
     LoraPart,
     LowRanks,
-    RowPart,
+    with_low_ranks,
 )
 from giornata_denoiser.engine.denoise_step import RowOutput, denoise_step, extrapolated_step
 from giornata_denoiser.engine.loading import hosting_for
@@ -32,8 +32,8 @@ from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions, StepPlan, StepPlanner
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
+from giornata_denoiser.rows.parts import TaylorExpansion, extrapolated
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion, extrapolated
 from giornata_denoiser.rows.template import Entry
 
 
@@ -184,9 +184,8 @@ class ModelRunner:
         self._model, self._learns = how.model, how.correction_bits is not None
         self._ran_out = ran_out
         self._clock, self._trace = clock, trace
-        loras = LoraPart(low_ranks)
-        self._parts: tuple[RowPart, ...] = (loras, controls or ControlPart())
-        self.placing = BatchAssembler(family, loras)
+        self._loras, self._controls = LoraPart(low_ranks), controls or ControlPart()
+        self.placing = BatchAssembler(family, self._loras)
         self._waits, self._control_waits = WaitTimer(clock), WaitTimer(clock)
         self.hosting = hosting_for(family.device, self._waits)
         self.sources = StepPlanner(family, how, self._waits, trace)
@@ -194,10 +193,8 @@ class ModelRunner:
 
     def able(self, row: Row) -> Row | None:
         """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
-        now: Row | None = row
-        for part in self._parts:
-            now = now and part.able(now)
-        return now
+        now = self._loras.able(row)
+        return None if now is None else self._controls.able(now)
 
     def retain(self, joined: Collection[RowKey], present: Sequence[Row], *, resting: bool) -> None:
         """Forget all rows but these, and the assembly where the next step has no rows: the engine is `resting`.
@@ -206,8 +203,7 @@ class ModelRunner:
         """
         self.sources.retain(joined)
         self._forget_checks([row.key for row in present])
-        for part in self._parts:
-            part.retain(joined)
+        self._controls.retain(joined)
         self.placing.retain(joined, resting=resting)
 
     def rest(self, present: Collection[RowKey]) -> None:
@@ -278,8 +274,7 @@ class ModelRunner:
 
     def _give_back(self) -> None:
         self.sources.rest()
-        for part in self._parts:
-            part.retain(())
+        self._controls.retain(())
         self.placing.retain((), resting=True)
 
     def _forget_checks(self, present: Collection[RowKey]) -> None:
@@ -370,9 +365,8 @@ class ModelRunner:
         assembled = self._clock()
         plan = self.sources.step(rows)
         self._waits.total_s = 0.0
-        uses = plan.uses
-        for part in self._parts:
-            uses = part.add(rows, uses, self._control_waits)
+        uses = with_low_ranks(plan.uses, rows, assembly.low_ranks)
+        uses = self._controls.add(rows, uses, self._control_waits)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
         return stepped, plan, assembled
 

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
 from giornata.packed.attention import CachedKV, KVPages
-from giornata.packed.compute_set import ActivationRecorder
-from giornata.planning.operations import is_all_or_nothing
+from giornata.packed.packing import ActivationRecorder
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, bits_of, store
-
-SHORT: Final = 3
-"""Most steps from one in full to the next where what a network makes of the picture changes quickly;
-`docs/results/reuse.md` has the measurements."""
-OWN_BITS: Final = 8
-"""Where rows learn no corrections, or exact ones."""
-
-
-def renew_steps(configured: int, family: ModelFamily) -> int:
-    """At most so many steps from one in full to the next; 0 computes all in full.
-
-    A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
-    what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: renewed
-    more often, its pictures are still too far from those of full computation: decision record 0013.
-    """
-    if is_all_or_nothing(family.specs):
-        return 0
-    return min(configured, SHORT) if family.network.blends else configured
-
-
-def own_bits(correction_bits: int | None) -> int:
-    """The bits in which a device that keeps no slabs keeps them: those of corrections, if they have any."""
-    return correction_bits or OWN_BITS
 
 
 class OwnKeysValues(CachedKV):
@@ -84,7 +57,7 @@ class OwnKeysValues(CachedKV):
 class EntryRecorder:
     """Keeps what one forward at a noise level shows of one sequence in so many `blocks`, and the latent's `picture`.
 
-    Satisfies :class:`giornata.packed.compute_set.ActivationRecorder`.
+    Satisfies :class:`giornata.packed.packing.ActivationRecorder`.
     """
 
     def __init__(self, level: float, blocks: int, spec: RecordingSpec, picture: Tensor | None = None) -> None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV, KVPages
-from giornata.packed.compute_set import Region
-from giornata.packed.packing import UNTRACED, LaneTracer, TraceLane
+from giornata.packed.packing import UNTRACED, LaneTracer, Region, TraceLane
 from giornata.packed.sharding import Shard
 from giornata.planning.operations import is_all_or_nothing
 from giornata.wire.models import PARTS
@@ -165,7 +164,7 @@ Sizes = NDArray[np.int64]
 
 
 class Slabs:
-    """A source of sequences; satisfies :class:`giornata.packed.compute_set.KVSource`.
+    """A source of sequences; satisfies :class:`giornata.packed.packing.KVSource`.
 
     A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing, nor
     do sequences of equal regions and lengths. Keys and values have room for a sequence's own tokens in front of them.

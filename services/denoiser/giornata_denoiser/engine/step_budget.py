@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import structlog
-
-from giornata.planning.cost_model import StepCosts, worth_reusing
+from giornata.planning.cost_model import worth_reusing
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
+    StepCosts,
     StepWork,
     is_all_or_nothing,
     recording_bytes,
@@ -20,16 +19,21 @@ from giornata.planning.operations import (
 )
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.recorders import own_bits
 from giornata_denoiser.families.network import ModelFamily
+from giornata_denoiser.rows.parts import cache_bytes
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import cache_bytes
 from giornata_denoiser.rows.template import CachedBlock, stored_bytes
 
 FED: Final = 6
 """Times a token's keys and values that a GEGLU takes (8 + 4 + 4 of its width) beyond an attention (4)."""
 ENTRIES_ON_DEVICE: Final = 2
 """Entries of a template run that a GPU has at a time: one is recorded while the other moves to the host."""
+
+SHORT: Final = 3
+"""Most steps from one in full to the next where what a network makes of the picture changes quickly;
+`docs/results/reuse.md` has the measurements."""
+OWN_BITS: Final = 8
+"""Where rows learn no corrections, or exact ones."""
 
 
 @dataclass(frozen=True)
@@ -270,43 +274,18 @@ def run_ms(row: Row, costs: StepCosts, operations: NetworkOperations) -> float:
     return in_full * whole + (left - in_full) * masked
 
 
-log = structlog.get_logger(__name__)
+def renew_steps(configured: int, family: ModelFamily) -> int:
+    """At most so many steps from one in full to the next; 0 computes all in full.
 
-STEP: Final = 1 / 8
-"""By which share of a step that did not fit the next ones are smaller, and by which the limit rises again."""
-CALM: Final = 1000
-"""Steps without a shortage after which the limit rises: a step that fails costs its batch about one step a row."""
-
-
-class MemoryLimit:
-    """The budget of an engine's steps, lower for a while after one that ran out of memory.
-
-    It rises again, since the shortage may have been another program's; slowly, since it mostly was not.
+    A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
+    what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: renewed
+    more often, its pictures are still too far from those of full computation: decision record 0013.
     """
+    if is_all_or_nothing(family.specs):
+        return 0
+    return min(configured, SHORT) if family.network.blends else configured
 
-    def __init__(self, budget: StepBudget, family: ModelFamily) -> None:
-        self._most, self._family = budget, family
-        self.budget = budget
-        self._calm = 0
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        """Return whether `rows` may share a step now."""
-        return step_bytes(rows, self.budget, self._family) <= self.budget.memory_bytes
-
-    def ran_out(self, rows: Sequence[Row]) -> None:
-        """A step of `rows` did not fit: later ones take less."""
-        needed = step_bytes(rows, self.budget, self._family)
-        self._calm = 0
-        self._set(min(self.budget.memory_bytes, needed) * (1 - STEP))
-        log.warning("step_out_of_memory", rows=len(rows), bytes=needed, limit=self.budget.memory_bytes)
-
-    def went_well(self) -> None:
-        """One more step fitted."""
-        if self.budget.memory_bytes < self._most.memory_bytes:
-            self._calm += 1
-            if self._calm >= CALM:
-                self._calm = 0
-                self._set(self.budget.memory_bytes * (1 + STEP))
-
-    def _set(self, memory_bytes: float) -> None:
-        self.budget = replace(self.budget, memory_bytes=min(memory_bytes, self._most.memory_bytes))
+def own_bits(correction_bits: int | None) -> int:
+    """The bits in which a device that keeps no slabs keeps them: those of corrections, if they have any."""
+    return correction_bits or OWN_BITS

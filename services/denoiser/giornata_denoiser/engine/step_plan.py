@@ -11,41 +11,32 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.compute_set import BlockInputs, CachedTokens, by_sequence
-from giornata.packed.packing import LaneTracer, to_device
-from giornata.planning.cost_model import StepCosts
+from giornata.packed.packing import BlockInputs, CachedTokens, LaneTracer, by_sequence, to_device
 from giornata.planning.operations import (
-    NetworkOperations,
-    SequenceShape,
-    StepWork,
-    is_all_or_nothing,
-    sample_fields,
-    step_work,
-)
-from giornata.planning.plans import BatchPlanner, plan_batch
-from giornata.planning.row_blocks import (
     SLABS,
     BatchRow,
     BlockLoads,
     Counts,
     LoadLink,
+    NetworkOperations,
+    SequenceShape,
+    StepCosts,
+    StepWork,
+    is_all_or_nothing,
     row_blocks,
+    sample_fields,
     slab_unit,
+    step_work,
     takes,
 )
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.engine.loading import Loader, SlabRun
-from giornata_denoiser.engine.recorders import (
-    CorrectionRecorder,
-    EntryRecorder,
-    OwnKeysValues,
-    Recorders,
-    own_bits,
-)
+from giornata_denoiser.engine.recorders import CorrectionRecorder, EntryRecorder, OwnKeysValues, Recorders
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs, WaitTimer
-from giornata_denoiser.engine.step_budget import predicted_work
+from giornata_denoiser.engine.step_budget import own_bits, predicted_work
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction, Entry
@@ -231,7 +222,10 @@ class RunningRow:
             served, self.next = self.next, None
         if served is None or served.entry is not entry:
             served = self.reuse_of(entry)
-        self.served = self._learning(replace(served, learning=()) if served.learning else served)
+        if served.learning:
+            served = replace(served, learning=())
+        teaches = self._planner.correction_bits is not None and row.reuse.corrections is None
+        self.served = self._learning(served) if teaches else served
 
     def reuse_of(self, entry: Entry) -> EntryReuse:
         """Return what serves the row from `entry`, nothing of it loaded."""
@@ -289,7 +283,7 @@ class RunningRow:
     def _learning(self, served: EntryReuse) -> EntryReuse | None:
         """A step without corrections is computed in full and teaches them; None where no later step needs them."""
         bits = self._planner.correction_bits
-        if bits is None or self.row.region is None or self.row.reuse.corrections is not None:
+        if bits is None or self.row.region is None:
             return served
         if not any(self._entries[self.row.step + 1 :]):
             return None
@@ -317,10 +311,10 @@ class CountedStep(NamedTuple):
     """Over all blocks."""
     fields: dict[str, Any]
     """The same for the router's regressions."""
-    least: list[StepWork]
-    """By row: what it computes at least, alone, in a step that waits for no load."""
-    masked: list[bool]
-    """By row."""
+    least: StepWork
+    """What the rows compute at least in a step that waits for no load, without the forward itself."""
+    reusing: StepWork
+    """The same of masked rows."""
 
 
 def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWork:
@@ -342,6 +336,10 @@ def _sequences(
         modes += [each.modes(operations.blocks)] * len(each.shapes)
         modes += [(BlockMode.FULL,) * operations.blocks] * len(joining)
     return shapes, modes
+
+
+def _summed(works: Sequence[StepWork]) -> StepWork:
+    return StepWork(*map(sum, zip(*works, strict=True)))
 
 
 class CostFollower(Protocol):
@@ -463,7 +461,7 @@ class StepPlanner:
         )
 
     def _advanced(self, row: Row) -> RunningRow:
-        if row.joins_loras:  # what was learned without them corrects nothing any more
+        if row.adapters.loras and row.joins_loras:  # what was learned without them corrects nothing any more
             row = row.corrected(None)
         running = self._running.get(row.key)
         if row.reuse.corrections is not None and (
@@ -540,7 +538,6 @@ class StepPlanner:
         counted = self._counted = self._count(rows)
         work, blocks = counted.work, self._family.depth
         expected_ms = max(planned_ms, costs.step_ms(work))
-        least_ms = [costs.step_ms(least) - costs.call_ms for least in counted.least]
         return StepSample(
             rows=len(rows),
             **counted.fields,
@@ -549,8 +546,8 @@ class StepPlanner:
             assemble_ms=0.0,
             step_ms=0.0,
             predicted_ms=expected_ms,
-            reusing_ms=sum([ms for masked, ms in zip(counted.masked, least_ms, strict=True) if masked]),
-            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
+            reusing_ms=costs.step_ms(counted.reusing),
+            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - costs.step_ms(counted.least)),
         )
 
     def _count(self, rows: Sequence[RunningRow]) -> CountedStep:
@@ -572,8 +569,9 @@ class StepPlanner:
             return last
         work = work_of(operations, rows)
         fields = sample_fields(work, *_sequences(operations, rows))
-        least = [predicted_work([each.row], operations) for each in rows]
-        return CountedStep(of, work, fields, least, masked)
+        least = [predicted_work([each.row], operations)._replace(calls=0.0) for each in rows]
+        reusing = [part for part, own in zip(least, masked, strict=True) if own]
+        return CountedStep(of, work, fields, _summed(least), _summed(reusing))
 
     def own_cache(self, row: Row, own: int) -> OwnKeysValues:
         """What a sequence that computes so many tokens keeps of a step in full."""

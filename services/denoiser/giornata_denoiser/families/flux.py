@@ -11,7 +11,6 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, PackedBatch, Rotary
 from giornata.packed.flux import (
     FluxComponents,
     FluxForward,
@@ -21,7 +20,7 @@ from giornata.packed.flux import (
     prepare_modulation,
 )
 from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.packing import UNTRACED, LaneTracer, make_layout
+from giornata.packed.packing import UNTRACED, BlockInputs, LaneTracer, PackedBatch, Rotary, make_layout
 from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase

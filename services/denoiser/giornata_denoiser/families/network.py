@@ -1,4 +1,4 @@
-"""The parts of a model family towards the engine: text, schedule and network; clean pictures and tokens."""
+"""A model family towards the engine, its text, schedule and network; and its rows, from the tensors of prepost."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from giornata.packed import attention, elementwise
-from giornata.packed.compute_set import BlockInputs, Region, Rotary
+from giornata.packed import attention
 from giornata.packed.low_rank import LowRankHooks, SequenceLoras
-from giornata.packed.packing import UNTRACED, LaneTracer
+from giornata.packed.packing import UNTRACED, BlockInputs, LaneTracer, Region
 from giornata.packed.sharding import AllToAllGroup, Shard, Ulysses
 from giornata.planning.operations import NetworkOperations, each_block
-from giornata.tensors import EMBEDS, PROMPT_MASK, padding_tokens
-from giornata.wire.errors import InvalidField
+from giornata.scheduling.batch import RowKey
+from giornata.tensors import EMBEDS, NEGATIVE, PROMPT_MASK, padding_tokens, unpack
+from giornata.wire.errors import InvalidField, SchemaMismatch
+from giornata.wire.jobs import Inspection
 from giornata.wire.models import FLOW_MATCHING, BlockSpec, Sampler
+from giornata.wire.requests import named_references
 from giornata_denoiser.families.sampling import shifted_by_size
-from giornata_denoiser.rows.row import Prompt, SamplerTable
+from giornata_denoiser.rows.parts import NO_ADAPTERS, Adapters
+from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, RowInputs, RowWishes, SamplerTable, Snapshot
 
 # Tokens of pictures: patches of latents, clean pictures, and positions. Pure.
 
 
 Grid = tuple[int, int]
 """Height and width of a picture in tokens."""
+NOISE: Final = "noise"
 REFERENCES: Final = "references"
 """Name in a row's conditioning of its references' tokens, (tokens, channels), one picture behind the other."""
 PATCH: Final = 2
@@ -67,31 +71,6 @@ NONE: Final = ReferencePolicy(own=False)
 def reference_tokens(grids: Sequence[Grid]) -> int:
     """Tokens of pictures."""
     return sum(height * width for height, width in grids)
-
-
-def by_channel(patches: Tensor) -> Tensor:
-    """(tokens, pixels and their channels) as latents are packed: (tokens, channels and their pixels)."""
-    tokens, width = patches.shape
-    return patches.view(tokens, PATCH**2, width // PATCH**2).transpose(1, 2).flatten(1)
-
-
-def by_pixel(patches: Tensor) -> Tensor:
-    """The inverse of :func:`by_channel`."""
-    tokens, width = patches.shape
-    return patches.view(tokens, width // PATCH**2, PATCH**2).transpose(1, 2).flatten(1)
-
-
-def of_complex(turns: Tensor) -> Rotary:
-    """The rotary embedding of complex numbers of length 1, (tokens, head_dim / 2), one a pair of neighbours."""
-    cosine, sine = (part.repeat_interleave(2, dim=1) for part in (turns.real, turns.imag))
-    return cosine, sine
-
-
-def numbered(tokens: int, device: torch.device, *, axis: int, axes: int, first: int = 0) -> Tensor:
-    """(tokens, axes) int64: tokens that count along one axis, from `first`, and are at 0 on the others."""
-    places = torch.zeros(tokens, axes, dtype=torch.long, device=device)
-    places[:, axis] = torch.arange(first, first + tokens, device=device)
-    return places
 
 
 def cell_positions(grid: Grid, device: torch.device, *, before: int = 0, behind: int = 0) -> Tensor:
@@ -231,7 +210,7 @@ class Network(ABC):
         self.device: torch.device = module.device
         self.dtype: torch.dtype = module.dtype
         """The dtype of its weights and of every row's tensors."""
-        self.elementwise = elementwise.choose_elementwise(self.device, self.dtype)
+        self.elementwise = attention.choose_elementwise(self.device, self.dtype)
         self.attend: attention.Attention = attention.choose_attention(
             self.device, self.dtype, self.elementwise.gather
         )
@@ -421,3 +400,169 @@ class ModelFamily:
     def depth(self) -> int:
         """Return how many blocks the network has."""
         return len(self.specs)
+
+
+# Rows of a family, from the tensors that prepost made.
+
+
+def build_row(
+    family: ModelFamily,
+    key: RowKey,
+    *,
+    grid: tuple[int, int],
+    track: SamplerTable,
+    text: Mapping[str, Tensor],
+    conditioning: Mapping[str, Tensor],
+    guidance_scale: float,
+    true_cfg_scale: float | None = None,
+    partial_images: int = 0,
+    resume: Snapshot | None = None,
+    generated: bool = False,
+    references: Sequence[Tensor] = (),
+    adapters: Adapters = NO_ADAPTERS,
+) -> Row:
+    """A row on the CPU that computes its whole picture.
+
+    It goes from the beginning, or from where `resume` was interrupted.
+
+    `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
+    :data:`giornata.tensors.NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed.
+    `guidance_scale` is for networks that embed one. `conditioning` is what the family's network names, (tokens,
+    channels) each; of a row that is `generated`, its `noise` alone. `references` are clean latents, (height, width,
+    channels) each, sides in tokens.
+    Where the track draws noise, it has the state of the row's generator, :data:`GENERATOR`.
+
+    Raises:
+        SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
+    """
+    tokens = grid[0] * grid[1]
+    fields = {
+        name: _take(family, conditioning, name, (tokens, channels))
+        for name, channels in family.network.conditioning.items()
+        if name == NOISE or not generated
+    }
+    given = tuple((int(each.shape[0]), int(each.shape[1])) for each in references)
+    if references:
+        named = named_references(references)
+        shape = (None, None, family.network.conditioning["image_latents"])
+        fields[REFERENCES] = torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
+    beside = family.network.references.grids(grid, given, generated=generated)
+    if resume is None:
+        # Image-to-image pipelines repaint whole pictures; checkpoints that see the mask have no such pipeline.
+        whole = family.network.blends and "mask" in fields and bool((fields["mask"] == 1).all())
+        begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=whole)
+        state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
+    else:
+        state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
+    guided = true_cfg_scale is not None and any(name.startswith(NEGATIVE) for name in text)
+    prompts = tuple(
+        _prompt(family, text, prefix, grid, guidance_scale)
+        for prefix in (("", NEGATIVE) if guided else ("",))
+    )
+    return Row(
+        key=key,
+        grid=grid,
+        track=track,
+        step=state.step,
+        latent=state.latent,
+        memory=state.memory,
+        generator=_checked(state.generator) if any(track.draws) else None,
+        inputs=RowInputs(
+            prompts,
+            fields,
+            1.0 if true_cfg_scale is None else true_cfg_scale,
+            beside,
+            family.network.companions(grid, given, generated=generated),
+            prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
+        ),
+        wishes=RowWishes(partial_images),
+        adapters=adapters,
+    )
+
+
+def read_references(shared: bytes, inspection: Inspection) -> tuple[Tensor, ...]:
+    """A job's references as :func:`build_row` takes them; `shared` are safetensors, empty where it has none.
+
+    Raises:
+        SchemaMismatch: they are not those that were inspected.
+    """
+    named = unpack(shared) if shared else {}
+    names = named_references(inspection.reference_grids)
+    grids = {name: tuple(tensor.shape[:2]) for name, tensor in named.items()}
+    if grids != names:
+        raise SchemaMismatch(
+            "The references are not those of the inspection.", received=str(grids), accepted=str(names)
+        )
+    return tuple(named[name] for name in names)
+
+
+def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a prompt's tensors, by name, for a prompt of so many text tokens."""
+    return {
+        name: tuple(tokens if side is None else side for side in shape)
+        for name, shape in family.text.tensors.items()
+    }
+
+
+def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: SamplerTable) -> Snapshot:
+    """The state of an interrupted row, if it fits: latent in the network's dtype, memory at least in float32."""
+    if not 0 <= resume.step < track.steps:
+        raise SchemaMismatch(
+            "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {track.steps}"
+        )
+    latent, memory = _fitting({"latent": resume.latent}, "latent", shape).to(family.dtype), None
+    if resume.step and track.remembered:
+        states = {} if resume.memory is None else {"memory": resume.memory}
+        memory = _fitting(states, "memory", (track.remembered, *shape))
+        memory = memory.to(torch.promote_types(family.dtype, torch.float32))
+    return Snapshot(resume.step, latent, memory, resume.generator)
+
+
+def _checked(state: Tensor | None) -> Tensor:
+    """`state`, if it is one of torch's CPU generator."""
+    wanted = torch.Generator("cpu").get_state()
+    if state is None or state.dtype is not wanted.dtype or state.shape != wanted.shape:
+        raise SchemaMismatch(
+            "A row that draws noise needs the state of a generator.",
+            received="none" if state is None else f"{tuple(state.shape)} {state.dtype}",
+            accepted=f"{tuple(wanted.shape)} {wanted.dtype}",
+        )
+    try:
+        torch.Generator("cpu").set_state(state)
+    except RuntimeError as error:
+        raise SchemaMismatch("The state of a row's generator is not one.", received="other bytes") from error
+    return state
+
+
+def _prompt(
+    family: ModelFamily, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
+) -> Prompt:
+    shapes = family.text.tensors
+    tensors = {name: _take(family, text, f"{prefix}{name}", shape) for name, shape in shapes.items()}
+    if f"{prefix}{PROMPT_MASK}" in text:
+        tokens = next(
+            tensors[name].shape[shape.index(None)] for name, shape in shapes.items() if None in shape
+        )
+        tensors[PROMPT_MASK] = _take(family, text, f"{prefix}{PROMPT_MASK}", (tokens,))
+    return family.text.prompt(tensors, grid, guidance_scale)
+
+
+def _take(
+    family: ModelFamily, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]
+) -> Tensor:
+    """`tensors[name]` in the network's dtype, if its shape fits."""
+    return _fitting(tensors, name, shape).to(family.dtype)
+
+
+def _fitting(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """`tensors[name]`, if its shape fits; None fits any length."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise SchemaMismatch(f"A row lacks the tensor {name}.", received=", ".join(sorted(tensors)) or "none")
+    found = tuple(tensor.shape)
+    if len(found) != len(shape) or any(
+        want not in (None, have) for want, have in zip(shape, found, strict=True)
+    ):
+        accepted = tuple("any" if want is None else want for want in shape)
+        raise SchemaMismatch(f"The tensor {name} has a wrong shape.", received=found, accepted=str(accepted))
+    return tensor

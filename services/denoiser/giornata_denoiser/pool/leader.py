@@ -65,7 +65,7 @@ from giornata_denoiser.pool.state import (
     parcel,
 )
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.identity import form_of
+from giornata_denoiser.templates.runs import form_of
 
 AHEAD: Final = (0.1, 0.002)
 """A step's order is sent when the one before is predicted to end within this share of its time, and so many seconds."""

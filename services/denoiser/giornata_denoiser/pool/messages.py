@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from giornata.frames import FramedConnection
-from giornata.packed.compute_set import Region
 from giornata.packed.low_rank import LowRankFactors, SequenceLoras
+from giornata.packed.packing import Region
 from giornata.planning.cost_model import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
@@ -36,7 +36,7 @@ from giornata_denoiser.pool.shared_memory import (
     TensorPlaces,
     dtype_name,
 )
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora, TaylorRule
 from giornata_denoiser.rows.row import (
     Prompt,
     RecordingSpec,
@@ -46,7 +46,6 @@ from giornata_denoiser.rows.row import (
     RowWishes,
     SamplerTable,
 )
-from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
 
 MESSAGE_BYTES: Final = 1 << 30
@@ -129,7 +128,7 @@ class OrderedRow:
     leaves: bool = False
     """Whether a fresh row records its steps for later edits, as far as it was put so."""
     loras_from: int = 0
-    """As :attr:`giornata_denoiser.rows.adapters.Adapters.loras_from`: LoRAs may join after the row was put."""
+    """As :attr:`giornata_denoiser.rows.parts.Adapters.loras_from`: LoRAs may join after the row was put."""
     remembers: ExpansionHead | None = None
     """What a fresh row's step cache remembers; the factors are in its slab."""
     low_rank: int | None = None

@@ -73,7 +73,7 @@ from giornata_denoiser.pool.messages import (
 )
 from giornata_denoiser.pool.shared_memory import ExpansionHead, StateRing, TensorPlaces, mapped_tensor, viewed
 from giornata_denoiser.profiling.fitting import profile_of
-from giornata_denoiser.rows.adapters import RowLora, name_of
+from giornata_denoiser.rows.parts import RowLora, lora_set_name
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.startup import memory_on, rehearse, reusing_of
@@ -164,7 +164,7 @@ class RankLoras:
 
     def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         """See :meth:`giornata_denoiser.engine.batch_tensors.LowRanks.find`."""
-        name = name_of(loras)
+        name = lora_set_name(loras)
         return next((each for each in self._sets.values() if each.name == name), None)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from giornata import frames
+from giornata_denoiser.rows.parts import TaylorExpansion
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion
 
 ALIGNMENT: Final = 64
 """Bytes: tensors begin at multiples of it."""

@@ -40,7 +40,7 @@ from giornata_denoiser.pool.messages import (
 )
 from giornata_denoiser.pool.shared_memory import Arena, ExpansionHead, StateRing, TensorPlaces, bare
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.identity import HostMemory
+from giornata_denoiser.templates.store import HostMemory
 
 
 @dataclass(eq=False)

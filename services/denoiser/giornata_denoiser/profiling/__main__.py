@@ -17,8 +17,8 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.gpus import VISIBLE, see_alone
-from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, StepParallelism
-from giornata.planning.operations import COMPUTE, taking_modes
+from giornata.planning.cost_model import DegreeFit, LinearFit, Profile, StepParallelism
+from giornata.planning.operations import COMPUTE, LOAD, taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.choices import check_present

@@ -17,18 +17,24 @@ import torch
 from pydantic import ValidationError
 
 from giornata.planning.cost_model import (
-    LOAD,
     Array,
     DegreeFit,
     LinearFit,
     Profile,
     StepParallelism,
-    complete_weights,
     fit,
     grade_fit,
     robust_fit,
 )
-from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, NetworkOperations, taking_modes
+from giornata.planning.operations import (
+    ADAPTING,
+    COMPUTE,
+    LOAD,
+    NETWORK,
+    NetworkOperations,
+    complete_weights,
+    taking_modes,
+)
 from giornata.wire.errors import Failed
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
@@ -164,7 +170,7 @@ def activation_bytes(meter: StepMeter, steps: Iterable[StepShape]) -> tuple[floa
 
 
 def fit_samples(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit:
-    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.cost_model.LOAD`.
+    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.operations.LOAD`.
 
     Where no sample has any of what adapters add, that weight follows from the others.
 

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from giornata.control.networks import ControlNet, import_control_kind
-from giornata.packed.compute_set import (
+from giornata.packed.low_rank import DOWN, UP, SequenceLoras, low_rank
+from giornata.packed.packing import (
     BlockInputs,
     CachedTokens,
     Region,
@@ -28,7 +29,6 @@ from giornata.packed.compute_set import (
     make_region,
     with_companions,
 )
-from giornata.packed.low_rank import DOWN, UP, SequenceLoras, low_rank
 from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
@@ -50,7 +50,7 @@ from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
-from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.parts import Adapters, RowControl
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from giornata_denoiser.startup import RANK, practice_row

@@ -11,8 +11,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import Region
-from giornata.packed.packing import to_device
+from giornata.packed.packing import Region, to_device
 from giornata.planning.operations import SequenceShape
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import RowShape
@@ -20,8 +19,7 @@ from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata.wire.jobs import Priority
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.rows.adapters import NONE, Adapters
-from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, skipped_steps
+from giornata_denoiser.rows.parts import NO_ADAPTERS, Adapters, TaylorExpansion, TaylorRule, skipped_steps
 from giornata_denoiser.rows.template import CachedTemplate, Correction, Entry
 
 NOISE: Final = 0
@@ -301,7 +299,7 @@ class Row:
     :meth:`picture_at`, else of its own."""
     reuse: RowReuse = RowReuse()
     """Read only where there is a region."""
-    adapters: Adapters = NONE
+    adapters: Adapters = NO_ADAPTERS
     """LoRAs and ControlNets that act in its steps."""
     step_cache: TaylorRule | None = None
     """By which some of its steps are not computed, and what it remembers for that; None for none."""
@@ -472,7 +470,8 @@ class Row:
     @property
     def settled(self) -> bool:
         """Whether its next step is like the later ones; with a template, a row without corrections begins in full."""
-        return not self.joins_loras and (self.degree > 0 or self.reuse.corrections is not None)
+        joins = self.adapters.loras and self.joins_loras
+        return not joins and (self.degree > 0 or self.reuse.corrections is not None)
 
     @property
     def joins_loras(self) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.attention import QuantisedTensor
-from giornata.packed.compute_set import Region
+from giornata.packed.packing import Region
 from giornata.wire.models import MOMENTS, PARTS
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import BITS, EXACT

@@ -1,44 +1,221 @@
-"""Recordings of pictures: the lookup of the one that an edit takes from, and the runs that make them."""
+"""Recordings of pictures: what they are called and keep, and the runs that make them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
+from typing import Final
 
 import nats.errors
 import structlog
+import torch
 
-from giornata import retries, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.planning.cost_model import StepCosts
+from giornata.deadlines import retry_patiently
+from giornata.planning.operations import (
+    LEAST_LEVELS,
+    TemplateRunScope,
+    is_all_or_nothing,
+    largest_scope_within,
+)
 from giornata.records import Change, TemplateRecords
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.placement import TemplateRunPolicy
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
-from giornata.wire.jobs import BlobRef
-from giornata.wire.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
-from giornata.wire.requests import Reuse
-from giornata.wire.templates import TemplateInputs, picture_id
+from giornata.wire.jobs import Inspection
+from giornata.wire.messages import RecordRequest, RemoveTemplate
+from giornata.wire.models import MOMENTS, PARTS, BlockSpec, Sampler
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import TemplateInputs, digest_of, picture_id
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig, TemplatePolicy, TextReusePolicy
+from giornata_denoiser.choices import BITS, EXACT, CacheForm, WeightQuantization
+from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.engine import RowEngine
 from giornata_denoiser.engine.model_runner import StepReport
-from giornata_denoiser.engine.recorders import renew_steps
-from giornata_denoiser.families.rows import build_row, read_references
-from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate, template_generator, template_noise
-from giornata_denoiser.templates.identity import (
-    ANYWHERE,
-    TemplateRunSpec,
-    takes_from_recordings,
-    wanted_recording,
+from giornata_denoiser.families.network import ModelFamily, build_row, read_references
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, SamplerTable
+from giornata_denoiser.rows.template import (
+    FILE_BYTES,
+    CachedTemplate,
+    bits_of,
+    stored_bytes,
+    template_generator,
+    template_noise,
 )
-from giornata_denoiser.templates.store import CorrectionCache, TemplateStore
+from giornata_denoiser.templates.store import TemplateStore
+
+RECORDER: Final = 3
+"""Version of what template runs record; nothing is taken from recordings of another version."""
+ANYWHERE: Final = 1.0
+SAME: Final = 1e-4
+"""Tolerances of noise levels."""
+LEVELS: Final = 6
+LEVELS_TOGETHER: Final = 12
+"""Recorded noise levels where none are configured: of transformers, and of networks whose blocks are taken together.
+Decision record 0013 has the measurements."""
+NEAR_TOGETHER: Final = frozenset(
+    {
+        Sampler.DDIM,
+        Sampler.EULER,
+        Sampler.DPMPP_2M,
+        Sampler.DPMPP_2M_KARRAS,
+        Sampler.UNIPC,
+        Sampler.HEUN,
+    }
+)
+"""Samplers that keep the pictures of networks whose blocks are taken together, by the same measurements."""
+
+
+@dataclass(frozen=True)
+class TemplateRunSpec:
+    """A recording that is taken from, or made."""
+
+    recording_id: str
+    """The id of the picture, a dash, and a digest of how it is recorded."""
+    track: SamplerTable
+    """Noise levels of its run."""
+    tolerance: float
+    form: CacheForm
+    bits: int
+    """See :mod:`giornata_denoiser.rows.template`."""
+    first_block: int
+    """Blocks before it keep nothing, for want of bytes."""
+    fits: bool
+    """Whether any block is kept."""
+    first: RecordingSpec
+    """What an edit that finds no recording leaves for later ones."""
+
+
+def wanted_recording(
+    config: DenoiserConfig,
+    checkpoint: Checkpoint,
+    tenant: str,
+    inspection: Inspection,
+    parameters: EditParameters | None = None,
+) -> TemplateRunSpec:
+    """The recording of a picture, which is its tenant's own.
+
+    Its noise levels are the configured number of levels, or as many as fit; for an edit with `strict`, they are the
+    edit's own.
+
+    Raises:
+        InvalidField: the edit has no step to compute.
+    """
+    schedule, form = checkpoint.family.schedule, form_of(config, checkpoint.family)
+    levels = partial(schedule.track, cells=inspection.tokens)
+    multiple = checkpoint.card.pixel_multiple
+    grid = inspection.model_height // multiple, inspection.model_width // multiple
+    tokens = inspection.tokens + checkpoint.family.network.companions(grid, inspection.reference_grids)
+    strict = parameters is not None and parameters.reuse is Reuse.STRICT
+    if parameters is not None and strict:
+        steps = parameters.num_inference_steps or levels_of(config, checkpoint.family)
+        sampler = parameters.sampler or schedule.default_sampler
+        track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
+        kept, bits = storage_budget(config, checkpoint.family, tokens, track.steps, track.steps)
+    else:
+        kept, bits = storage_budget(config, checkpoint.family, tokens, levels_of(config, checkpoint.family))
+        track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
+    levels_kept = [round(level, 6) for level in track.levels.tolist()]
+    guidance = checkpoint.card.embedded_guidance_scale
+    numerics = () if config.quantize is WeightQuantization.OFF else (config.quantize,)
+    what = (form, bits, levels_kept, guidance, kept.first_block, *numerics)
+    picture = picture_id(tenant, inspection.template_key)
+    left = digest_of(RECORDER, "first", form, bits, kept.first_block, *numerics)
+    return TemplateRunSpec(
+        f"{picture}-{digest_of(RECORDER, *what)}",
+        track,
+        SAME if strict else ANYWHERE,
+        form,
+        bits,
+        kept.first_block,
+        fits=kept.first_block < checkpoint.family.depth,
+        first=RecordingSpec(frozenset({form}), bits, kept.first_block, f"{picture}-{left}"),
+    )
+
+
+def levels_of(config: DenoiserConfig, family: ModelFamily) -> int:
+    """Noise levels of a template run, as far as they fit: the configured number, or the family's own."""
+    own = LEVELS_TOGETHER if is_all_or_nothing(family.specs) else LEVELS
+    return own if config.template_levels is None else config.template_levels
+
+
+def takes_from_recordings(parameters: EditParameters, family: ModelFamily) -> bool:
+    """Return whether an edit takes from recordings; with `auto` only by a sampler that is known to keep the picture."""
+    if parameters.reuse is Reuse.OFF:
+        return False
+    sampler = parameters.sampler or family.schedule.default_sampler
+    return parameters.reuse is Reuse.STRICT or not is_all_or_nothing(family.specs) or sampler in NEAR_TOGETHER
+
+
+def form_of(config: DenoiserConfig, family: ModelFamily) -> CacheForm:
+    """The configured form; keys and values where blocks have no use for their inputs."""
+    configured = config.template_form
+    return (
+        configured if any(spec.channels([BlockMode(configured)]) for spec in family.specs) else CacheForm.KV
+    )
+
+
+def storage_budget(
+    config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
+) -> tuple[TemplateRunScope, int]:
+    """Return what fits into the configured bytes and into a tier, and in which bits.
+
+    `tokens` are those of the picture and its companions. What no tier holds would be recorded at every edit. Where
+    blocks take together, none is left out: first the bits become fewer, then the levels.
+    """
+    disk_mb = 0 if config.template_folder is None else config.cache_disk_mb
+    budget_mb = max(config.template_memory_mb, disk_mb)
+    mode, whole = BlockMode(form_of(config, family)), is_all_or_nothing(family.specs)
+    kept, bits = TemplateRunScope(0, family.depth), config.template_bits
+    picture = -(-_picture_bytes(family, tokens) // family.depth)
+    for bits in BITS[BITS.index(config.template_bits) :] if whole else (config.template_bits,):
+        sizes = [
+            picture + _block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs
+        ]
+        kept = largest_scope_within(
+            budget_mb << 20,
+            levels=levels,
+            blocks=1 if whole else family.depth,
+            block_bytes=sum(sizes) if whole else max(sizes),
+            least_levels=least_levels,
+        )
+        if kept == TemplateRunScope(levels, 0):
+            break
+    return (TemplateRunScope(kept.levels, kept.first_block * family.depth) if whole else kept), bits
+
+
+def _picture_bytes(family: ModelFamily, tokens: int) -> int:
+    """Bytes of the picture in a run's latent at one noise level, in a file; 0 where the network blends."""
+    if family.network.blends:
+        return 0
+    channels = family.network.conditioning["image_latents"]
+    return FILE_BYTES + stored_bytes(tokens, channels, EXACT, family.dtype.itemsize)
+
+
+def _block_bytes(spec: BlockSpec, mode: BlockMode, bits: int, tokens: int, itemsize: int) -> int:
+    """Bytes that a block keeps at one noise level, in a file."""
+    return sum(
+        FILE_BYTES
+        + stored_bytes(
+            tokens,
+            spec.parts[part],
+            bits_of(part, bits),
+            torch.float32.itemsize if part == MOMENTS else itemsize,
+        )
+        for part in PARTS[mode]
+        if part in spec.parts
+    )
+
+
+# Registered templates, and the runs that record.
+
 
 TELL_S = 60.0
 """How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""
@@ -80,7 +257,7 @@ class TemplateRegistrations:
         except Exception:  # the report's edge: logged; edits find the template without it
             log.exception("template_not_reported", template=registered.template_id)
 
-    @retries.patiently(nats.errors.Error, TELL_S).wraps
+    @retry_patiently(nats.errors.Error, TELL_S).wraps
     async def _change(
         self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
     ) -> None:
@@ -302,139 +479,3 @@ async def in_thread(work: Callable[..., object], *arguments: object) -> None:
         await asyncio.to_thread(work, *arguments)
     except Exception:  # the task's edge
         log.exception("template_work_failed")
-
-
-@dataclass(frozen=True)
-class TemplateReuse:
-    """The way in which a job's rows reuse a template."""
-
-    tolerance: float
-    """How far the noise level of an entry may be from a row's."""
-    recording: CachedTemplate | None
-    """The recording that is taken from; None where there is none. The noise is the same."""
-    costs: StepCosts
-    """Where taking gains nothing, everything is computed."""
-    renew_steps: int = 0
-    """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
-    known: CorrectionCache | None = None
-    """What earlier edits have learned; None where every row is to learn its own."""
-    leaves: RecordingSpec | None = None
-    """Without a recording: what the first row leaves for later edits; None for nothing."""
-    room_bytes: int = 0
-    """The most that it may leave."""
-    keeps_padding: bool = False
-    """Whether rows compute the padding of their prompts in some steps, and take what these made in the others."""
-
-
-class TemplateLookup:
-    """Finds recordings for edits; tells `runs` of misses and `registrations` of registered templates that it finds."""
-
-    def __init__(
-        self,
-        config: DenoiserConfig,
-        checkpoint: Checkpoint,
-        store: TemplateStore,
-        *,
-        runs: TemplateRuns,
-        registrations: TemplateRegistrations,
-        costs: Callable[[], StepCosts],
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._config, self._checkpoint, self._store, self._runs = config, checkpoint, store, runs
-        self._registrations, self._costs, self._tasks = registrations, costs, tasks
-        self._renew_steps = renew_steps(config.renew_steps, checkpoint.family)
-
-    @asynccontextmanager
-    async def held(self, request: RunRequest) -> AsyncIterator[TemplateReuse | None]:
-        """Return how the rows of `request` reuse; begins to record where nothing is recorded and should be.
-
-        The recording stays in memory within the context, from when it is there.
-
-        Raises:
-            InvalidField: the edit has no step to compute.
-        """
-        job, empty_text = request.job, request.encoding.empty_text
-        if empty_text is None or not takes_from_recordings(job.parameters, self._checkpoint.family):
-            yield None
-            return
-        asked = await asyncio.to_thread(self._wanted, request)
-        with self._store.pinned(asked.recording_id):
-            recording, leaves = (
-                await self._recording(request, asked, empty_text) if asked.fits else (None, False)
-            )
-            # `strict` asks for the picture of full computation, as nearly as can be.
-            how = TemplateReuse(asked.tolerance, recording, self._costs())
-            if asked.tolerance == ANYWHERE:
-                how = replace(
-                    how,
-                    renew_steps=self._renew_steps,
-                    known=self._store.corrections,
-                    leaves=asked.first if leaves else None,
-                    room_bytes=self._store.first.budget_bytes,
-                    keeps_padding=self._config.reuse_text is TextReusePolicy.PADDING,
-                )
-            yield how
-
-    def learn(self, rows: Iterable[Row]) -> None:
-        """Keep what `rows` have learned, or left, for later edits.
-
-        Rows that want every step as it would be alone teach nothing.
-        """
-        for row in rows:
-            if row.done and row.records is not None and not row.background:
-                self._tasks.create_task(in_thread(self._store.first.keep, row), name="first")
-            if not row.reuse.taught or row.reuse.tolerance != ANYWHERE or row.reuse.template is None:
-                continue
-            if self._store.has(row.reuse.template) and self._store.corrections.claim(row):
-                keeping = in_thread(self._store.corrections.keep, row)
-                self._tasks.create_task(keeping, name="correction")
-
-    def prefetch(self, request: PrefetchTemplate) -> None:
-        """Read what is on disk for an edit that reuses into memory: the edit is about to come."""
-        if request.job.parameters.reuse is Reuse.OFF:
-            return
-
-        def work() -> None:
-            self._store.prefetch(self._wanted(request).recording_id)
-
-        self._tasks.create_task(in_thread(work), name="prefetch")
-
-    def _wanted(self, request: RunRequest | PrefetchTemplate) -> TemplateRunSpec:
-        """Call it in a worker thread: noise levels take a scheduler's making."""
-        job = request.job
-        return wanted_recording(
-            self._config, self._checkpoint, job.tenant, request.inspection, job.parameters
-        )
-
-    async def _recording(
-        self, request: RunRequest, asked: TemplateRunSpec, empty_text: BlobRef
-    ) -> tuple[CachedTemplate | None, bool]:
-        """The recording that an edit takes from, and whether one without it is to leave what its own steps make."""
-        job, registered, anywhere = request.job, None, asked.tolerance == ANYWHERE
-        if job.template_id is not None and anywhere:
-            registered = PendingRegistration(job.tenant, job.template_id, request.inspection.template_key)
-        try:
-            first = asked.first.name if anywhere else None
-            found = await asyncio.to_thread(self._store.find, asked.recording_id, first)
-        except Exception:  # the edge of edits: logged; they go on without the recording
-            log.exception("template_not_read", template=asked.recording_id)
-            found = None
-        if found is None or found.edited is not None:
-            inputs = TemplateInputs(
-                inspection=request.inspection,
-                empty_text=empty_text,
-                conditioning=request.encoding.rows[0],
-                references=request.encoding.references,
-            )
-            made = await self._runs.missed(
-                asked, inputs, registered, known=job.template_id is not None, served=found is not None
-            )
-            in_part = anywhere and self._renew_steps > 0  # what computes every step in full leaves nothing
-            leaves = in_part and found is None and made is None and self._runs.leaves(asked)
-            if leaves:
-                self._store.first.expect(asked.first.name)
-            return made or found, leaves
-        if registered is not None:  # the worker that was to record it may have died
-            told = self._registrations.report(registered, found.size_bytes, only_waiting=True)
-            self._tasks.create_task(told, name="registered")
-        return found, False

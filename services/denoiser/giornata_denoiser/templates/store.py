@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import groupby, islice
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -24,12 +25,30 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.packed.compute_set import Region, unite_regions
+from giornata.packed.packing import Region, unite_regions
 from giornata.residency.tiers import FolderTier, LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
-from giornata_denoiser.templates.identity import ORDINARY, HostMemory, picture_of
+
+
+class HostMemory(NamedTuple):
+    """Puts what is kept where it is to lie. May copy, and so take long; safe in several threads."""
+
+    recording: Callable[[CachedTemplate], CachedTemplate]
+    correction: Callable[[Correction], Correction]
+
+
+ORDINARY: Final = HostMemory(lambda recording: recording, lambda correction: correction)
+"""As it comes: mapped from a file, or as a step has left it."""
+PINNED: Final = HostMemory(methodcaller("pinned"), methodcaller("pinned"))
+"""Pinned memory, from which a CUDA device reads asynchronously."""
+
+
+def picture_of(recording_id: str) -> str:
+    """The id of the picture of a recording."""
+    return recording_id.partition("-")[0]
+
 
 Corrections = tuple[Correction, ...]
 """One of each sequence of a row."""
@@ -120,7 +139,7 @@ class LearnedCorrections(NamedTuple):
 class CorrectionCache(ExpectedTier[LearnedCorrections]):
     """Corrections by recording, mask, number of sequences, and LoRAs under which they were learned.
 
-    `under` is what :meth:`giornata_denoiser.rows.adapters.Adapters.learned_under` tells. The first edit's stay: those
+    `under` is what :meth:`giornata_denoiser.rows.parts.Adapters.learned_under` tells. The first edit's stay: those
     of other seeds and prompts are hardly better for the next one.
     """
 

@@ -6,22 +6,20 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, RootModel
 
-from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.loras import LoraRecord, LoraState
+from giornata.wire.loras import LoraState
 from giornata.wire.messages import JobEstimate, StepEvent
-from giornata.wire.models import ModelCard
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.requests import check_query, order_in
+from giornata_gateway.http.requests import check_query, order_in, read_json
 from giornata_gateway.http.responses import (
     GATEWAY,
     JOB_ID,
@@ -33,7 +31,6 @@ from giornata_gateway.http.responses import (
     send_pictures,
 )
 from giornata_gateway.http.routes import GET, ONCE, POST, Body, Reply, Route
-from giornata_gateway.http.uploads import read_json
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.rules import a1111_forms as forms
@@ -197,70 +194,56 @@ def progress(records: Sequence[JobRecord], forecast: JobEstimate | None, now: fl
     )
 
 
-def models(cards: Mapping[str, ModelCard]) -> StableDiffusionModels:
+def models(fleet: FleetListener) -> StableDiffusionModels:
     """Served models."""
-    listed = [
-        StableDiffusionModel(
-            title=title_of(card), model_name=name, hash=hash_of(card), sha256=card.digest, filename=name
-        )
-        for name, card in sorted(cards.items())
-    ]
-    return StableDiffusionModels(listed)
-
-
-def samplers(cards: Mapping[str, ModelCard]) -> SamplerItems:
-    """The samplers that the served models take, each once."""
-    listed = {named.name: named for card in cards.values() for named in taken(card) if named.automatic}
-    items = [
-        SamplerItem(
-            name=name,
-            aliases=[sampler for sampler, other in NAMES.items() if other.name == name],
-            options={"scheduler": named.scheduler},
-        )
-        for name, named in sorted(listed.items())
-    ]
-    return SamplerItems(items)
-
-
-def schedulers(cards: Mapping[str, ModelCard]) -> SchedulerItems:
-    """The noise levels that the served models take, each once."""
-    listed = {named.scheduler for card in cards.values() for named in taken(card)}
-    return SchedulerItems(
-        [SchedulerItem(name=name, label=name.title()) for name in (AUTOMATIC, *sorted(listed))]
+    return StableDiffusionModels(
+        [
+            StableDiffusionModel(
+                title=title_of(card), model_name=name, hash=hash_of(card), sha256=card.digest, filename=name
+            )
+            for name, card in sorted(fleet.cards().items())
+        ]
     )
 
 
-def control_models(controlnets: Mapping[str, Sequence[ControlCard]]) -> ControlModels:
+def samplers(fleet: FleetListener) -> SamplerItems:
+    """The samplers that the served models take, each once."""
+    listed = {
+        named.name: named for card in fleet.cards().values() for named in taken(card) if named.automatic
+    }
+    return SamplerItems(
+        [
+            SamplerItem(
+                name=name,
+                aliases=[sampler for sampler, other in NAMES.items() if other.name == name],
+                options={"scheduler": named.scheduler},
+            )
+            for name, named in sorted(listed.items())
+        ]
+    )
+
+
+def schedulers(fleet: FleetListener) -> SchedulerItems:
+    """The noise levels that the served models take, each once."""
+    listed = {named.scheduler for card in fleet.cards().values() for named in taken(card)}
+    names = (AUTOMATIC, *sorted(listed))
+    return SchedulerItems([SchedulerItem(name=name, label=name.title()) for name in names])
+
+
+def control_models(fleet: FleetListener) -> ControlModels:
     """The served ControlNets by name, each once."""
-    listed = {f"{card.name} [{card.digest[:8]}]" for cards in controlnets.values() for card in cards}
+    listed = {f"{card.name} [{card.digest[:8]}]" for cards in fleet.controlnets().values() for card in cards}
     return ControlModels(model_list=sorted(listed))
 
 
-def loras(records: Iterable[LoraRecord]) -> LoraItems:
-    """LoRAs that are ready."""
-    listed = [
-        LoraItem(
-            name=names_of(record)[0],
-            alias=record.lora_id,
-            path=record.shared_path or record.lora_id,
-            metadata={"model": record.model or ""},
-        )
-        for record in records
-        if record.state is LoraState.READY
-    ]
-    return LoraItems(listed)
-
-
-def options(cards: Mapping[str, ModelCard]) -> Options:
+def options(fleet: FleetListener) -> Options:
     """Return what stands in place of A1111's settings."""
-    only = next(iter(cards.values())) if len(cards) == 1 else None
-    return Options(
-        sd_model_checkpoint=title_of(only) if only else None, sd_checkpoint_hash=only.digest if only else None
-    )
+    cards = list(fleet.cards().values())
+    if len(cards) != 1:
+        return Options(sd_model_checkpoint=None, sd_checkpoint_hash=None)
+    return Options(sd_model_checkpoint=title_of(cards[0]), sd_checkpoint_hash=cards[0].digest)
 
 
-# ``/sdapi/v1`` and ``/controlnet``: A1111's API, a translation onto the jobs that the other routes make.
-#
 # A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the
 # jobs of the tenant that asks, as far as requests of this API wait for them at this gateway.
 
@@ -302,16 +285,6 @@ class AwaitedJobs:
 AWAITED_JOBS: Final = web.AppKey("a1111_awaited_jobs", AwaitedJobs)
 
 
-async def txt2img(request: web.Request) -> web.StreamResponse:
-    """Make pictures from text and answer with them; a client that leaves cancels that."""
-    return await _painted(request, TextToImage)
-
-
-async def img2img(request: web.Request) -> web.StreamResponse:
-    """Edit a picture and answer with what it became; a client that leaves cancels that."""
-    return await _painted(request, ImageToImage)
-
-
 async def tell_progress(request: web.Request) -> web.Response:
     """Return how far the oldest of the tenant's jobs is."""
     check_query(request.query, "skip_current_image")
@@ -349,8 +322,18 @@ def telling(view: Callable[[FleetListener], BaseModel]) -> Handler:
 
 
 async def list_loras(request: web.Request) -> web.Response:
-    """The LoRAs that the tenant may use."""
-    return json_answer(loras(await request.app[GATEWAY].loras.of(request[TENANT].name)))
+    """The LoRAs that the tenant may use and that are ready."""
+    items = [
+        LoraItem(
+            name=names_of(record)[0],
+            alias=record.lora_id,
+            path=record.shared_path or record.lora_id,
+            metadata={"model": record.model or ""},
+        )
+        for record in await request.app[GATEWAY].loras.of(request[TENANT].name)
+        if record.state is LoraState.READY
+    ]
+    return json_answer(LoraItems(items))
 
 
 async def set_options(request: web.Request) -> web.Response:
@@ -375,7 +358,8 @@ async def set_options(request: web.Request) -> web.Response:
     return json_answer(Nothing())
 
 
-async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamResponse:
+async def paint(kind: type[TextToImage], request: web.Request) -> web.StreamResponse:
+    """Make pictures as a form of this kind says, and answer with them; a client that leaves cancels that."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     try:
         with ExitStack() as held:
@@ -393,13 +377,23 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
     except GiornataError as error:
         rename_field(error)
         raise
-    return await _answer(request, form, record)
+    asked, refs = form.model_dump(exclude=set(PICTURES)), [row.image for row in record.images if row.image]
+
+    def told(pictures: Sequence[bytes]) -> PaintedAnswer:
+        return painted(record, pictures, asked, time.time())
+
+    return await send_pictures(request, refs, {"X-Giornata-Job": record.job.job_id}, told, gateway.picture)
 
 
 async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     """The order that a form means; a GiornataError names the field at fault, by our name or by A1111's."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    card = _card(gateway, form)
+    label, cards = form.override_settings.sd_model_checkpoint, gateway.fleet.cards()
+    try:
+        card = gateway.fleet.choose(None if label is None else model_of(label, cards), form.task)
+    except ModelNotFound as error:
+        error.received = label
+        raise
     emphasis = form.override_settings.emphasis
     prompt, tags = forms.split(form.prompt, "prompt", emphasis)
     negative, refused = forms.split(form.negative_prompt, "negative_prompt", emphasis)
@@ -421,27 +415,6 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     ignore(request, (*controls.ignored, *unused_fields(form, card, parameters)))
     brought = RequestBody((), image, mask, (), controls.images)
     return order_in(request, parameters, form.task, brought)
-
-
-def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
-    cards: Mapping[str, ModelCard] = gateway.fleet.cards()
-    label = form.override_settings.sd_model_checkpoint
-    name = None if label is None else model_of(label, cards)
-    try:
-        return gateway.fleet.choose(name, form.task)
-    except ModelNotFound as error:
-        error.received = label
-        raise
-
-
-async def _answer(request: web.Request, form: TextToImage, record: JobRecord) -> web.StreamResponse:
-    asked, refs = form.model_dump(exclude=set(PICTURES)), [row.image for row in record.images if row.image]
-    headers = {"X-Giornata-Job": record.job.job_id}
-
-    def told(pictures: Sequence[bytes]) -> PaintedAnswer:
-        return painted(record, pictures, asked, time.time())
-
-    return await send_pictures(request, refs, headers, told, request.app[GATEWAY].picture)
 
 
 _SKIP: Final = {
@@ -467,11 +440,11 @@ FIXED: Final[Mapping[str, Any]] = {
 """Answers that are always the same, in A1111's forms. A gateway's memory says nothing about that of workers."""
 
 LISTED: Final[Mapping[str, tuple[type[BaseModel], Callable[[FleetListener], BaseModel]]]] = {
-    "/sdapi/v1/sd-models": (StableDiffusionModels, lambda fleet: models(fleet.cards())),
-    "/sdapi/v1/samplers": (SamplerItems, lambda fleet: samplers(fleet.cards())),
-    "/sdapi/v1/schedulers": (SchedulerItems, lambda fleet: schedulers(fleet.cards())),
-    "/sdapi/v1/options": (Options, lambda fleet: options(fleet.cards())),
-    "/controlnet/model_list": (ControlModels, lambda fleet: control_models(fleet.controlnets())),
+    "/sdapi/v1/sd-models": (StableDiffusionModels, models),
+    "/sdapi/v1/samplers": (SamplerItems, samplers),
+    "/sdapi/v1/schedulers": (SchedulerItems, schedulers),
+    "/sdapi/v1/options": (Options, options),
+    "/controlnet/model_list": (ControlModels, control_models),
 }
 """Answers that tell what is served."""
 
@@ -490,11 +463,11 @@ A1111_ROUTES: Final = (
     *(_listing(path, view, kind, "what is served") for path, (kind, view) in LISTED.items()),
     *(_fixed(path, answer) for path, answer in FIXED.items()),
     Route(
-        POST, "/sdapi/v1/txt2img", txt2img, "a1111TextToImage", "A1111: make pictures from text.",
+        POST, "/sdapi/v1/txt2img", partial(paint, TextToImage), "a1111TextToImage", "A1111: make pictures from text.",
         {200: Reply("Made.", {JSON: PaintedAnswer})}, ONCE, json_body=TextToImage, basic=True,
     ),
     Route(
-        POST, "/sdapi/v1/img2img", img2img, "a1111ImageToImage", "A1111: edit a picture.",
+        POST, "/sdapi/v1/img2img", partial(paint, ImageToImage), "a1111ImageToImage", "A1111: edit a picture.",
         {200: Reply("Edited.", {JSON: PaintedAnswer})}, ONCE, json_body=ImageToImage, basic=True,
     ),
     Route(

@@ -15,7 +15,7 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, JobNotFinished, TaskNotSupported, from_body
 from giornata.wire.jobs import Job, JobRecord, JobState, RowRecord
 from giornata.wire.messages import DoneEvent, PreviewEvent
-from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
+from giornata_gateway.http.requests import check_query, last_event_id, number_of, receive
 from giornata_gateway.http.responses import (
     EVENT_STREAM,
     GATEWAY,
@@ -26,6 +26,8 @@ from giornata_gateway.http.responses import (
     REPEATED,
     TENANT,
     as_known,
+    base_path,
+    base_url,
     end,
     frame,
     json_answer,
@@ -34,7 +36,7 @@ from giornata_gateway.http.responses import (
     send_pictures,
     write,
 )
-from giornata_gateway.jobs.records import (
+from giornata_gateway.jobs.events import (
     StepEventBuffer,
     StreamedEvent,
     done_sequence,
@@ -48,7 +50,6 @@ from giornata_gateway.rules.forms import (
     GenerationJobForm,
     JobForm,
     ResponseFormat,
-    SyncResponseFields,
 )
 from giornata_gateway.views.jobs import (
     ImagesAnswer,
@@ -170,16 +171,6 @@ class JobEventStream:
         await write(self.request, self.response, frame(event.type, event, sequence))
 
 
-async def edit(request: web.Request) -> web.StreamResponse:
-    """Carry out an edit and answer with its pictures; a client that leaves cancels it."""
-    return await _carried_out(request, EditForm)
-
-
-async def generate(request: web.Request) -> web.StreamResponse:
-    """Make pictures from text and answer with them; a client that leaves cancels that."""
-    return await _carried_out(request, GenerationForm)
-
-
 async def vary(_request: web.Request) -> web.StreamResponse:
     """Refuse a variation: it has no prompt, and every family that is served needs one."""
     raise TaskNotSupported(
@@ -189,7 +180,8 @@ async def vary(_request: web.Request) -> web.StreamResponse:
     )
 
 
-async def _carried_out(request: web.Request, kind: type[EditForm | GenerationForm]) -> web.StreamResponse:
+async def carry_out(kind: type[EditForm | GenerationForm], request: web.Request) -> web.StreamResponse:
+    """Make the pictures that a form of this kind asks for, and answer with them; a client that leaves cancels it."""
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
@@ -206,7 +198,20 @@ async def _carried_out(request: web.Request, kind: type[EditForm | GenerationFor
                 return response
             record = await gateway.submission.outcome(awaited)
         admitted.carried_out()
-    return await _answer(request, form, record)
+    error = error_of(record)
+    if error is not None:
+        raise error
+    base, now = base_url(request), int(time.time())
+    headers = {"X-Giornata-Job": record.job.job_id}
+    if form.response_format is ResponseFormat.URL:
+        return json_answer(images_answer(record, None, base, now), headers=headers)
+    refs = {row.index: row.image for row in record.images if row.image is not None}
+
+    def told(pictures: Sequence[bytes]) -> ImagesAnswer:
+        return images_answer(record, dict(zip(refs, pictures, strict=True)), base, now)
+
+    answer = content_type(record) if form.response_format is ResponseFormat.IMAGE else told
+    return await send_pictures(request, [*refs.values()], headers, answer, gateway.picture)
 
 
 async def create(request: web.Request) -> web.Response:
@@ -282,23 +287,6 @@ async def events(request: web.Request) -> web.StreamResponse:
             deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
             await JobEventStream(request, job, ended, deadline, inline=False, response=response).run(after)
     return response
-
-
-async def _answer(request: web.Request, form: SyncResponseFields, record: JobRecord) -> web.StreamResponse:
-    error = error_of(record)
-    if error is not None:
-        raise error
-    base, now = base_url(request), int(time.time())
-    headers = {"X-Giornata-Job": record.job.job_id}
-    if form.response_format is ResponseFormat.URL:
-        return json_answer(images_answer(record, None, base, now), headers=headers)
-    refs = {row.index: row.image for row in record.images if row.image is not None}
-
-    def told(pictures: Sequence[bytes]) -> ImagesAnswer:
-        return images_answer(record, dict(zip(refs, pictures, strict=True)), base, now)
-
-    answer = content_type(record) if form.response_format is ResponseFormat.IMAGE else told
-    return await send_pictures(request, [*refs.values()], headers, answer, request.app[GATEWAY].picture)
 
 
 def content_type(record: JobRecord) -> str:

@@ -1,14 +1,17 @@
-"""Masks, templates, webhooks and LoRAs; health, readiness, metrics, models and instances; the document."""
+"""Masks, templates, webhooks and LoRAs; health, readiness, metrics, models, instances; the document and the pages."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from importlib.resources import files
 from operator import attrgetter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import nats.errors
@@ -23,21 +26,29 @@ from giornata.wire.errors import GiornataError, InvalidField, ServiceUnavailable
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked
 from giornata.wire.workers import FleetView, InstanceReport
-from giornata_gateway.fleet import FleetListener
+from giornata_gateway.fleet import FleetListener, find_card
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
+from giornata_gateway.http.requests import (
+    BUFFER_BYTES,
+    FORM,
+    FormReader,
+    check_query,
+    number_of,
+    read_upload,
+    receiving,
+)
 from giornata_gateway.http.responses import (
     EVENT_STREAM,
     GATEWAY,
     TENANT,
+    base_path,
     frame,
     json_answer,
     looking_on,
     send_pictures,
     write,
 )
-from giornata_gateway.http.uploads import BUFFER_BYTES, FORM, FormReader, read_upload, receiving
-from giornata_gateway.jobs.preparation import HEADER, StandaloneMask
+from giornata_gateway.jobs.preparation import HEADER
 from giornata_gateway.rules.forms import (
     LoraForm,
     MaskFormat,
@@ -49,7 +60,6 @@ from giornata_gateway.rules.forms import (
 from giornata_gateway.views.catalog import (
     HealthView,
     ModelList,
-    find_card,
     fleet_view,
     model_list,
     ready_view,
@@ -86,20 +96,18 @@ async def make_mask(request: web.Request) -> web.StreamResponse:
             form = read_mask_form(upload, request.headers.get("Accept", ""))
             shown = await held.enter_async_context(gateway.shown(tenant, form, upload.picture, deadline))
             del upload
-        return await _send_masks(request, shown, form.response_format)
+        keys, now = [ref.key for ref in shown.pictures], int(time.time())
 
+        def told(pngs: Sequence[bytes]) -> MaskAnswer:
+            return mask_answer(shown.reply, dict(zip(keys, pngs, strict=True)), now)
 
-async def _send_masks(request: web.Request, shown: StandaloneMask, form: MaskFormat) -> web.StreamResponse:
-    keys, now = [ref.key for ref in shown.pictures], int(time.time())
-
-    def told(pngs: Sequence[bytes]) -> MaskAnswer:
-        return mask_answer(shown.reply, dict(zip(keys, pngs, strict=True)), now)
-
-    answer = "image/png" if form is MaskFormat.IMAGE else told
-    return await send_pictures(request, shown.pictures, {}, answer, request.app[GATEWAY].blobs.get)
+        answer = "image/png" if form.response_format is MaskFormat.IMAGE else told
+        return await send_pictures(request, shown.pictures, {}, answer, gateway.blobs.get)
 
 
 MAX_WAIT_MS: Final = 60_000
+MAX_PAGE: Final = 100
+DEFAULT_PAGE: Final = 20
 
 
 class OwnedRoutes(NamedTuple):
@@ -127,7 +135,9 @@ class OwnedRoutes(NamedTuple):
 
     async def list(self, request: web.Request) -> web.Response:
         """The tenant's own, and those that it may use, page by page, the newest first."""
-        limit, after = page_of(request.query)
+        query = request.query
+        check_query(query, "limit", "after")
+        limit, after = number_of(query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1), query.get("after")
         records = await self.kept(request.app[GATEWAY]).of(request[TENANT].name)
         return json_answer(page(self.listed, self.view, records, self.name, limit=limit, after=after))
 
@@ -369,3 +379,73 @@ async def _state(check: Awaitable[None]) -> str:
     except (nats.errors.Error, OSError) as error:
         return f"does not answer: {type(error).__name__}"
     return "ok"
+
+
+CONTENT_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".jpg": "image/jpeg",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".md": "text/markdown; charset=utf-8",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".webp": "image/webp",
+}
+"""Content types by suffix; a file with another suffix is not served."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+"""Nothing comes from elsewhere, nothing is inline, and no text becomes markup."""
+
+
+class Asset(NamedTuple):
+    """One file as it is answered."""
+
+    body: bytes
+    content_type: str
+    etag: str
+
+
+ASSETS: Final = web.AppKey("assets", Mapping[str, Asset])
+
+
+def load_assets() -> Mapping[str, Asset]:
+    """Every file of ``static/`` by its path there."""
+    static = Path(str(files("giornata_gateway"))) / "static"
+    served: dict[str, Asset] = {}
+    for path in static.rglob("*"):
+        if path.suffix in CONTENT_TYPES:
+            body = path.read_bytes()
+            etag = hashlib.sha256(body).hexdigest()[:32]
+            served[path.relative_to(static).as_posix()] = Asset(body, CONTENT_TYPES[path.suffix], etag)
+    return served
+
+
+async def asset(request: web.Request, page: str = "") -> web.Response:
+    """A `page`, or the part of pages that ``/studio/{path}`` names."""
+    found = request.app[ASSETS].get(page or request.match_info["path"])
+    if found is None:
+        raise web.HTTPNotFound
+    headers = {
+        "ETag": f'"{found.etag}"',
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
+    if any(tag.value in {found.etag, "*"} for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=found.body, headers=headers | {"Content-Type": found.content_type})
+
+
+PAGES: Final = (
+    web.get("/", partial(asset, page="index.html")),
+    web.get("/docs", partial(asset, page="docs.html")),
+    web.get("/studio/{path:.+}", asset),
+)
+"""The studio, on which a person edits, the OpenAPI document as a page, and what both are made of."""

@@ -1,13 +1,15 @@
-"""Answers of the HTTP door: errors in one form, bodies in pieces, server-sent events. Slow readers are cut off."""
+"""Answers of the HTTP door: errors in one form, links as clients reach it, bodies in pieces, server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import nats.errors
@@ -15,10 +17,12 @@ import structlog
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TooManyStreams
 from giornata.wire.jobs import BlobRef
+from giornata_gateway.admission import Tenant
+from giornata_gateway.config import networks_in
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.jobs import ErrorAnswer, ErrorDetail, error_detail, error_type
 
 log = structlog.get_logger(__name__)
@@ -95,6 +99,29 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         request.app[GATEWAY].metrics.answered("http", route, status, code, time.monotonic() - started)
 
 
+@web.middleware
+async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer within a span. A request that only asks how the gateway is, or looks at a job, begins no trace."""
+    resource = request.match_info.route.resource
+    route = "unknown" if resource is None else resource.canonical  # ids do not become names
+    begins = request.method == hdrs.METH_POST and route.startswith("/v1/")
+    with span(
+        f"{request.method} {route}",
+        TraceSpanKind.ANSWERS,
+        root=begins,
+        parent=request.headers,
+        method=request.method,
+        route=route,
+    ) as answering:
+        response = await handler(request)
+        answering.note(status=response.status)
+        if JOB_ID in request:
+            answering.note(job=request[JOB_ID])
+        if response.status >= 500 or OUTCOME in request:
+            answering.fail(request.get(OUTCOME, str(response.status)))
+        return response
+
+
 def http_answer(error: web.HTTPException) -> web.Response:
     """An error of HTTP itself as JSON."""
     code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
@@ -130,6 +157,64 @@ def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] |
     """A pydantic model as JSON."""
     named = {hdrs.SERVER: SERVER, **(headers or {})}
     return web.json_response(text=body.model_dump_json(), status=status, headers=named)
+
+
+_PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)', re.IGNORECASE)
+"""The scheme in one element of the header ``Forwarded`` (RFC 7239)."""
+_PREFIX: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
+
+
+class PublicOrigin(NamedTuple):
+    """The public scheme, host and prefix of a request, as a trusted proxy tells them."""
+
+    scheme: str | None = None
+    prefix: str = ""
+    """Path below which the proxy serves this gateway: it begins with a slash and ends without one, or is empty."""
+
+
+def public_origin(request: web.Request, trusted: str) -> PublicOrigin:
+    """Return what the headers say where the address they come from is in one of the networks `trusted`.
+
+    Of several values the last counts, which the nearest proxy has written.
+    """
+    try:
+        peer = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return PublicOrigin()
+    inner = getattr(peer, "ipv4_mapped", None) or peer
+    if not any(inner in network for network in networks_in(trusted)):
+        return PublicOrigin()
+    scheme, prefix = _last(request, "X-Forwarded-Proto"), _last(request, "X-Forwarded-Prefix").rstrip("/")
+    if not scheme and (found := _PROTO.search(_last(request, "Forwarded"))):
+        scheme = found[1]
+    known = scheme.lower() in {"http", "https"}
+    return PublicOrigin(scheme.lower() if known else None, prefix if _PREFIX.fullmatch(prefix) else "")
+
+
+def _last(request: web.Request, name: str) -> str:
+    return ",".join(request.headers.getall(name, ())).rpartition(",")[2].strip()
+
+
+def base_url(request: web.Request) -> str:
+    """How the client reaches this gateway; empty, so that links are relative, where its Host header is no host."""
+    configured = request.app[GATEWAY].config.public_url
+    if configured:
+        return configured
+    scheme, prefix = _forwarded(request)
+    try:
+        origin = request.url.origin()
+    except ValueError:
+        return prefix
+    return f"{origin.with_scheme(scheme or origin.scheme)}{prefix}"
+
+
+def base_path(request: web.Request) -> str:
+    """What stands before a path of this gateway in a link that stays at the same host: its address where one is set."""
+    return request.app[GATEWAY].config.public_url or _forwarded(request).prefix
+
+
+def _forwarded(request: web.Request) -> PublicOrigin:
+    return public_origin(request, request.app[GATEWAY].config.trusted_proxies)
 
 
 JSON: Final = "application/json"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -20,16 +19,15 @@ from giornata.wire.errors import (
     BY_CODE,
     IdempotencyKeyReused,
     InternalError,
-    InvalidField,
     NothingFound,
     ResultExpired,
 )
 from giornata.wire.models import Task
 from giornata.wire.requests import MAX_REFERENCES, REFERENCE
 from giornata.wire.workers import FleetView
-from giornata_gateway.http import jobs, requests, resources
-from giornata_gateway.http.connections import claim
-from giornata_gateway.http.responses import GATEWAY, HTTP_ERRORS, JOB_ID, JSON, TENANT, Handler
+from giornata_gateway.http import jobs, resources
+from giornata_gateway.http.requests import FORM
+from giornata_gateway.http.responses import HTTP_ERRORS, JSON, Handler
 from giornata_gateway.jobs.preparation import HEADER, MAX_CHARACTERS
 from giornata_gateway.rules.forms import (
     EditForm,
@@ -41,7 +39,6 @@ from giornata_gateway.rules.forms import (
     TemplateForm,
     WrittenEditForm,
 )
-from giornata_gateway.rules.tenants import bearer, check_site, origins_in, password
 from giornata_gateway.views.catalog import HealthView, ModelList, ModelView, ReadyView
 from giornata_gateway.views.jobs import (
     KINDS,
@@ -69,18 +66,7 @@ from giornata_gateway.views.resources import (
 
 GET, POST, PUT, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE
 
-SINGLE: Final = (
-    "Authorization",
-    "X-Api-Key",
-    "Idempotency-Key",
-    "Last-Event-ID",
-    "Sec-Fetch-Site",
-    "Content-Encoding",
-)
-"""Headers of which a request has one at most; aiohttp sees to Host, Content-Type and those of a body's length."""
-
 Json = dict[str, Any]
-FORM: Final = "multipart/form-data"
 
 
 @dataclass(frozen=True)
@@ -121,14 +107,12 @@ class Route:
     """Query and header parameters as the document tells them; the path tells its own."""
     form: type[BaseModel] | None = None
     """The fields of a multipart form, beside its files."""
-    json_form: type[BaseModel] | None = None
-    """The fields of a JSON object that asks for pictures."""
     json_body: type[BaseModel] | None = None
-    """The fields of any other JSON object."""
+    """The fields of a JSON object."""
     basic: bool = False
     """The key may also come as the password of HTTP Basic."""
     repeatable: bool = False
-    """An idempotency key makes one job of several requests."""
+    """It asks for pictures, and an idempotency key makes one job of several requests."""
     keyed: bool = True
     """Where the gateway has API keys, one is needed."""
     head: bool = True
@@ -137,47 +121,9 @@ class Route:
     @property
     def bodies(self) -> dict[str, type[BaseModel]]:
         """Return what a request's body is, by content type; empty for a route without one."""
-        both = {FORM: self.form, JSON: self.json_form or self.json_body}
+        both = {FORM: self.form, JSON: self.json_body}
         return {kind: body for kind, body in both.items() if body is not None}
 
-    def served(self) -> web.RouteDef:
-        """The route for aiohttp: its handler runs once the request is allowed, and finds its tenant."""
-        options = {"allow_head": self.head} if self.method == GET else {}
-        return web.RouteDef(self.method, self.path, self._handle, options)
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        gateway = request.app[GATEWAY]
-        request[ROUTE] = self
-        if "job_id" in request.match_info:
-            request[JOB_ID] = request.match_info["job_id"]
-        check_once(request)
-        authorization = request.headers.get("Authorization")
-        written = password(authorization) if self.basic else None
-        if self.method != GET:  # a page of another site cannot read what a GET answers
-            # browsers remember passwords, and send them by themselves: `*` trusts no page with those
-            keyed = gateway.keys is not None and written is None
-            origin = request.headers.get("Origin")
-            own = {request.host, urlsplit(gateway.config.public_url).netloc}
-            trusted = origin in origins_in(gateway.config.cors_origins)
-            check_site(request.headers.get("Sec-Fetch-Site"), origin, own, keyed=keyed or trusted)
-        if self.keyed:
-            request[TENANT] = gateway.tenant(written or bearer(authorization))
-            claim(request, request[TENANT])
-        return await self.handler(request)
-
-
-def check_once(request: web.Request) -> None:
-    """Raise InvalidField where a header is given twice: of two keys, a proxy and the gateway could read another one."""
-    for name in SINGLE:
-        if len(given := request.headers.getall(name, ())) > 1:
-            received = f"{len(given)} headers"
-            raise InvalidField(
-                "The header is given twice.", field=name, received=received, accepted="one header"
-            )
-
-
-ROUTE: Final = web.RequestKey("route", Route)
-"""The API route that a request is for."""
 
 STREAM: Final = "text/event-stream"
 TEXT: Final[Json] = {"type": "string"}
@@ -216,7 +162,7 @@ def _whole(least: int, most: int | None, default: int) -> Json:
     return {"type": "integer", **limits, "default": default}
 
 
-LIMIT: Final = _parameter("limit", _whole(1, requests.MAX_PAGE, requests.DEFAULT_PAGE))
+LIMIT: Final = _parameter("limit", _whole(1, resources.MAX_PAGE, resources.DEFAULT_PAGE))
 WAIT: Final = _parameter("wait_ms", _whole(0, resources.MAX_WAIT_MS, 0)) | {
     "description": "Reply once it is recorded or could not be, at the latest after so many milliseconds."
 }
@@ -227,14 +173,15 @@ SETTLED: Final = WAIT | {
 
 ROUTES: Final = (
     Route(
-        POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
+        POST, "/v1/images/edits", partial(jobs.carry_out, EditForm), "edit", "Edit a picture and wait for it.",
         {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: _events(Task.EDIT), **PICTURES})},
-        EVERY, form=EditForm, json_form=WrittenEditForm, repeatable=True,
+        EVERY, form=EditForm, json_body=WrittenEditForm, repeatable=True,
     ),
     Route(
-        POST, "/v1/images/generations", jobs.generate, "generate", "Make pictures from text and wait for them.",
+        POST, "/v1/images/generations", partial(jobs.carry_out, GenerationForm), "generate",
+        "Make pictures from text and wait for them.",
         {200: Reply("Made.", {JSON: ImagesAnswer, STREAM: _events(Task.GENERATE), **PICTURES})},
-        EVERY, json_form=GenerationForm, repeatable=True,
+        EVERY, json_body=GenerationForm, repeatable=True,
     ),
     Route(
         POST, "/v1/images/variations", jobs.vary, "vary", "Refused: no served model makes variations of a picture.",
@@ -244,7 +191,7 @@ ROUTES: Final = (
         POST, "/v1/jobs", jobs.create, "createJob",
         "Submit an edit, or as JSON a generation, and do not wait.",
         {202: Reply("Accepted; Location names the job.", {JSON: JobView})},
-        EVERY, form=JobForm, json_form=GenerationJobForm, repeatable=True,
+        EVERY, form=JobForm, json_body=GenerationJobForm, repeatable=True,
     ),
     Route(
         GET, "/v1/jobs/{job_id}", jobs.status, "getJob", "How far a job is.",
@@ -590,7 +537,7 @@ def _schemas(routes: Sequence[Route]) -> Json:
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
             told["required"] = ["image", *told.get("required", [])]
-    for form in (route.json_form for route in routes if route.json_form):
+    for form in (route.json_body for route in routes if route.repeatable and route.json_body):
         schemas[form.__name__]["properties"] |= {REFERENCE: WRITTEN_REFERENCES} | _controls(WRITTEN)
     return schemas
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -18,17 +18,17 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from giornata import retries, tracing
+from giornata import tracing
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, LoraUse, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES, named_control_images
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
-from giornata.wire.models import ModelCard, Task
+from giornata.wire.models import Task
 from giornata.wire.requests import (
     EACH_REGIONS,
     MASK_PROMPT,
@@ -40,11 +40,10 @@ from giornata.wire.requests import (
     named_references,
 )
 from giornata.wire.resolution import cfg_scale, resolve
+from giornata_gateway.admission import Tenant
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.rules.adapters import check_images, control_use
-from giornata_gateway.rules.forms import missing_image
-from giornata_gateway.rules.tenants import Tenant
+from giornata_gateway.jobs.resources import Loras, check_images, control_use
 from giornata_gateway.views.catalog import mask_card
 
 HEADER: Final = "Idempotency-Key"
@@ -123,6 +122,11 @@ async def check_stored(blobs: BlobStore, name: str, picture: bytes | BlobRef) ->
         )
 
 
+def kept_s(config: GatewayConfig, deadline: Deadline) -> int:
+    """Return how long a picture of a request is kept: as long as its results."""
+    return config.result_ttl_s + int(deadline.remaining_s()) + 1
+
+
 async def stored(blobs: BlobStore, key: str, picture: bytes | BlobRef, ttl_s: int) -> BlobRef:
     """Where `picture` lies: what came as a file is kept under `key` for `ttl_s`, another blob stays where it is."""
     if isinstance(picture, BlobRef):
@@ -189,11 +193,10 @@ class SegmentationClient:
         *,
         subject: str,
         folder: str,
-        ttl_s: int,
         deadline: Deadline,
-        each: bool = False,
+        each: bool,
     ) -> MaskReply:
-        """The mask of what `asked` names in a stored picture, kept below `folder` for `ttl_s`.
+        """The mask of what `asked` names in a stored picture, kept below `folder`; and of `each` region.
 
         Raises:
             NothingFound: the words name nothing in the picture.
@@ -208,14 +211,14 @@ class SegmentationClient:
                 threshold=asked.mask_threshold,
                 max_regions=asked.max_regions or MAX_REGIONS,
                 folder=folder,
-                ttl_s=ttl_s,
+                ttl_s=kept_s(self.config, deadline),
                 each=each,
                 remaining_ms=soon.remaining_ms(),
             )
             with span("mask", TraceSpanKind.ASKS):
                 return await self.bus.call(subject, request, MaskReply, soon)
 
-        reply: MaskReply = await retries.soon(ServiceUnavailable, self.config.submit_window_s)(ask)
+        reply: MaskReply = await retry_soon(ServiceUnavailable, self.config.submit_window_s)(ask)
         return reply
 
     @asynccontextmanager
@@ -235,14 +238,13 @@ class SegmentationClient:
         subject = self.subject(named)
         await check_stored(self.blobs, "image", image)
         folder = f"{tenant}/mask_{secrets.token_urlsafe(9)}/"
-        ttl_s = self.config.result_ttl_s + int(deadline.remaining_s()) + 1
         names = ["image", MASK, *map(region_name, range(asked.max_regions or MAX_REGIONS))]
         handed: set[str] = set()
         try:
-            ref = await stored(self.blobs, f"{folder}image", image, ttl_s)
+            ref = await stored(self.blobs, f"{folder}image", image, kept_s(self.config, deadline))
             del image  # while the answer travels, nothing holds it
             reply = await self.made(
-                asked.asked(), ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
+                asked.asked(), ref, subject=subject, folder=folder, deadline=deadline, each=True
             )
             yield StandaloneMask(reply, handed)
         finally:  # a question without an answer may have left masks, too
@@ -271,8 +273,6 @@ def check_mask(mask: object | None, template_id: str | None, asked: Segmentation
 
 SEED_BITS: Final = 32
 """Of a drawn seed. JavaScript keeps whole numbers of up to 53 bits."""
-FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
-"""Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.resources.Loras.used` does."""
 
 
 @dataclass(frozen=True)
@@ -331,15 +331,13 @@ class JobPreparer:
     config: GatewayConfig
     blobs: BlobStore
     fleet: FleetListener
-    find_loras: FindLoras
+    loras: Loras
     masks: SegmentationClient
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
     async def prepare(self, order: EditOrder) -> Job:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
-        if order.image is None and order.task is Task.EDIT:
-            raise missing_image()
         check_mask(order.mask, order.template_id, order.parameters)
         cards, parameters = self.fleet.cards(), order.parameters
         card = self.fleet.choose(parameters.model, order.task)
@@ -351,14 +349,14 @@ class JobPreparer:
         served = self.fleet.controlnets()
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbits(SEED_BITS), others)
-        loras = await self.find_loras(order.tenant.name, parameters, card)
+        loras = await self.loras.used(order.tenant.name, parameters, card)
         prepost = self.masks.subject(card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         regions: tuple[BlobRef, ...] = ()
         try:
             kept = {
-                name: await stored(self.blobs, f"{folder}/{name}", data, self._picture_s(order))
+                name: await stored(self.blobs, f"{folder}/{name}", data, kept_s(self.config, order.deadline))
                 for name, data in (order.pictures or {"room": b""}).items()  # results need room in any case
             }
             if prepost is not None:
@@ -395,11 +393,6 @@ class JobPreparer:
             cfg_scale=cfg_scale(parameters, card),
         )
 
-    async def check_blobs(self, order: EditOrder) -> None:
-        """Raise InvalidField where a claim check of the order leads to no blob."""
-        for name, picture in order.pictures.items():
-            await check_stored(self.blobs, name, picture)
-
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
         await forget(self.blobs, *(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
@@ -411,19 +404,9 @@ class JobPreparer:
 
         `prepost` makes them.
         """
-        ttl_s = self._picture_s(order)
+        each = parameters.auto_edit
         reply = await self.masks.made(
-            parameters,
-            image,
-            subject=prepost,
-            folder=folder,
-            ttl_s=ttl_s,
-            deadline=order.deadline,
-            each=parameters.auto_edit,
+            parameters, image, subject=prepost, folder=folder, deadline=order.deadline, each=each
         )
-        each = tuple(one.mask for one in reply.regions if one.mask is not None)
-        return reply.mask, each if parameters.auto_edit else ()
-
-    def _picture_s(self, order: EditOrder) -> int:
-        """Return how long a picture of an order is kept."""
-        return self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
+        regions = tuple(one.mask for one in reply.regions if one.mask is not None)
+        return reply.mask, regions if each else ()

@@ -1,43 +1,210 @@
-"""The tenants' LoRAs and registered templates."""
+"""The LoRAs and ControlNets that requests name, as a job keeps them, and the tenants' registered templates."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
 import structlog
 
-from giornata import retries
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, retry_soon
 from giornata.records import BucketMirror, LoraRecords, TemplateRecords, owner_of
 from giornata.shares import has_room
 from giornata.wire import subjects, templates
-from giornata.wire.adapters import LoraUse
-from giornata.wire.errors import LoraLimit, LoraNotFound, ServiceUnavailable, TemplateLimit, TemplateNotFound
-from giornata.wire.jobs import TAKE_OVER_S
+from giornata.wire.adapters import (
+    CONTROL_IMAGES,
+    AskedControl,
+    AskedLora,
+    ControlCard,
+    ControlInput,
+    ControlUse,
+    LoraUse,
+    LoraWait,
+)
+from giornata.wire.errors import (
+    ControlNetNotFound,
+    InvalidField,
+    LoraLimit,
+    LoraMismatch,
+    LoraNotFound,
+    LoraNotReady,
+    ServiceUnavailable,
+    TemplateLimit,
+    TemplateNotFound,
+)
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, PinLora, RemoveLora
 from giornata.wire.messages import RemoveTemplate, TemplateRequest
-from giornata.wire.models import ModelCard
-from giornata.wire.requests import GenerationParameters
+from giornata.wire.models import ModelCard, Task
+from giornata.wire.requests import EditParameters, GenerationParameters
 from giornata.wire.templates import TemplateRecord
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.rules.adapters import LORAS_FIELD, use_of
 from giornata_gateway.rules.forms import TemplateForm
 
+log = structlog.get_logger(__name__)
+
+CONTROLNETS_FIELD: Final = "controlnets"
+LORAS_FIELD: Final = "loras"
+PROFILED_SCALE: Final = 1.0
+"""At which pictures are compared. A LoRA that acts more strongly may change more, and is waited for."""
 ANSWER_MS: Final = 10_000
 SORTED: Final = 64
 """Tenants whose lists are kept sorted."""
+
+
+def check_images(asked: Sequence[AskedControl], count: int, task: Task) -> None:
+    """Check that the ControlNets of a request see something, and that one of them sees each of `count` control images.
+
+    InvalidField names what is missing, or not used.
+    """
+    for one in asked:
+        if one.image is None and task is Task.GENERATE:
+            raise InvalidField(
+                f"A generation edits no picture, and so {one.annotator} has nothing to make a control image of.",
+                field=f"{CONTROLNETS_FIELD}.image",
+                received="none",
+                accepted=f"the number of a control image: 0 for {CONTROL_IMAGES[0]}",
+            )
+        if one.image is not None and one.image >= count:
+            raise InvalidField(
+                f"The ControlNet {one.model} needs a control image that the request does not bring.",
+                field=CONTROL_IMAGES[one.image],
+                received=f"{count} control images",
+                accepted="a PNG, JPEG or WebP file",
+            )
+    unused = sorted(set(range(count)) - {one.image for one in asked})
+    if unused:
+        raise InvalidField(
+            f"No ControlNet of the request sees {CONTROL_IMAGES[unused[0]]}.",
+            field=CONTROL_IMAGES[unused[0]],
+            received="a file",
+            accepted=f"leave it out, or name it as image of one of {CONTROLNETS_FIELD}: {unused[0]}",
+        )
+
+
+def control_use(
+    asked: AskedControl, card: ModelCard, served: Mapping[str, Sequence[ControlCard]], task: Task
+) -> ControlUse:
+    """The ControlNet that a request for the model `card` names; `served` are ControlNets by model.
+
+    Raises:
+        ControlNetNotFound: the model is served without it; names the models that have it.
+        InvalidField: the mode of a union ControlNet is missing or unknown, or another ControlNet has none; or it sees
+            the mask, and a generation has none.
+    """
+    own = {net.name: net for net in served.get(card.name, ())}
+    if asked.model not in own:
+        raise _not_found(asked.model, card, served)
+    net = own[asked.model]
+    _check_mode(asked, net)
+    if net.sees is ControlInput.MASKED and task is Task.GENERATE:
+        raise InvalidField(
+            f"The ControlNet {net.name} sees the mask of an edit, and a generation has none.",
+            field=f"{CONTROLNETS_FIELD}.model",
+            received=net.name,
+            accepted="another ControlNet, or an edit",
+        )
+    return ControlUse.model_validate(vars(asked) | {"digest": net.digest, "sees": net.sees})
+
+
+def _not_found(name: str, card: ModelCard, served: Mapping[str, Sequence[ControlCard]]) -> ControlNetNotFound:
+    own = ", ".join(sorted(net.name for net in served.get(card.name, ())))
+    others = sorted(model for model, nets in served.items() if any(net.name == name for net in nets))
+    message = f"The model {card.name} ({card.family}) is served without the ControlNet {name}."
+    if others:
+        message += f" It belongs to {', '.join(others)}."
+    return ControlNetNotFound(
+        message,
+        field=CONTROLNETS_FIELD,
+        received=name,
+        accepted=own or f"no ControlNet; leave {CONTROLNETS_FIELD} out",
+    )
+
+
+def _check_mode(asked: AskedControl, net: ControlCard) -> None:
+    if not net.modes and asked.mode is not None:
+        raise InvalidField(
+            f"The ControlNet {net.name} has no modes: it is no union.",
+            field=f"{CONTROLNETS_FIELD}.mode",
+            received=asked.mode,
+            accepted="leave mode out",
+        )
+    if net.modes and (asked.mode is None or asked.mode >= net.modes):
+        raise InvalidField(
+            f"The ControlNet {net.name} is a union of {net.modes} and needs a mode that it has.",
+            field=f"{CONTROLNETS_FIELD}.mode",
+            received="none" if asked.mode is None else asked.mode,
+            accepted=f"0 to {net.modes - 1}",
+        )
+
+
+def use_of(
+    asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait, join: float | None = None
+) -> LoraUse:
+    """The LoRA of `record`, as it is now, for a job of the model `card` whose rows wait for it as `wait` says.
+
+    `join` is the share of the steps after which the request has it join, if it says so.
+
+    Raises:
+        LoraNotReady: it is still being made, or could not be.
+        LoraMismatch: it is for another model, or for another checkpoint of this name.
+    """
+    canonical = record.canonical
+    if record.state is not LoraState.READY or canonical is None:
+        raise _not_ready(record)
+    if record.model != card.name:
+        raise LoraMismatch(
+            f"The LoRA {record.lora_id} is for the model {record.model}, and the request for {card.name}.",
+            field=LORAS_FIELD,
+            received=f"a LoRA for {record.model}",
+            accepted=f"a LoRA for {card.name}, or model={record.model}",
+        )
+    if canonical.model_digest != card.digest:
+        raise LoraMismatch(
+            f"The LoRA {record.lora_id} was checked against another checkpoint of {card.name} than is served.",
+            field=LORAS_FIELD,
+            received=f"checkpoint {canonical.model_digest[:12]}",
+            accepted=f"checkpoint {card.digest[:12]}: delete the LoRA and upload it again",
+        )
+    bounded = wait is LoraWait.BOUNDED and 0 <= asked.scale <= PROFILED_SCALE
+    allowed = (record.joins_within or 0.0) if bounded else 0.0
+    return LoraUse(
+        lora_id=record.lora_id,
+        sha256=canonical.file.sha256,
+        size_bytes=canonical.file.size_bytes,
+        rank=canonical.rank,
+        modules=canonical.modules,
+        text_modules=canonical.text_modules,
+        weights=canonical.weights,
+        scale=asked.scale,
+        joins_within=join or allowed,
+    )
+
+
+def _not_ready(record: LoraRecord) -> LoraNotReady:
+    if record.error is not None:
+        return LoraNotReady(
+            f"The LoRA {record.lora_id} could not be used: {record.error.message}",
+            field=LORAS_FIELD,
+            received=f"{record.state} ({record.error.code})",
+            accepted="a LoRA that is ready",
+        )
+    return LoraNotReady(
+        f"The LoRA {record.lora_id} is not ready yet.",
+        field=LORAS_FIELD,
+        received=str(record.state),
+        accepted=f"a LoRA that is ready; GET /v1/loras/{record.lora_id} tells",
+    )
 
 
 @dataclass(frozen=True)
@@ -137,9 +304,6 @@ class Loras:
             raise
 
 
-log = structlog.get_logger(__name__)
-
-
 @dataclass(frozen=True)
 class TemplateRegistry:
     """The tenants' templates."""
@@ -179,7 +343,7 @@ class TemplateRegistry:
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:
             await self.blobs.put(record.image.key, image, self._picture_s)
-            attempts = retries.soon(ServiceUnavailable, self.config.submit_window_s)
+            attempts = retry_soon(ServiceUnavailable, self.config.submit_window_s)
             recorded: TemplateRecord = await attempts(
                 self.bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline
             )
@@ -220,27 +384,28 @@ class TemplateRegistry:
             await self.bus.publish(subjects.TEMPLATE_REMOVED, message)
         log.info("template_deleted", template=template_id, tenant=tenant)
 
-    async def applied(self, order: EditOrder) -> EditOrder:
-        """`order` with the picture, the model and the size of the template that it names; the template is renewed.
+    async def applied(
+        self, tenant: str, template_id: str, asked: EditParameters
+    ) -> tuple[BlobRef, EditParameters]:
+        """The picture of a tenant's template, and the parameters of an edit of it; the template is renewed.
 
         Raises:
             TemplateNotFound: as :meth:`get`, or its picture is gone.
-            TemplateMismatch: the order names another model or size, or a part of the picture.
+            TemplateMismatch: another model or size is asked for, or a part of the picture.
         """
-        if order.template_id is None:
-            return order
-        tenant, name = order.tenant.name, order.template_id
-        record = await self.get(tenant, name)
-        parameters = templates.applied(record, order.parameters)
+        record = await self.get(tenant, template_id)
+        parameters = templates.applied(record, asked)
         if not await self.blobs.renew(record.image, self._picture_s):
             raise TemplateNotFound(
                 "The template's picture is no longer in the blob store.",
-                received=name,
+                received=template_id,
                 accepted="register it again",
             )
         life_s = self.config.template_ttl_s
-        await self.records.change(tenant, name, lambda known: templates.renewed(known, time.time(), life_s))
-        return replace(order, image=record.image, parameters=parameters)
+        await self.records.change(
+            tenant, template_id, lambda known: templates.renewed(known, time.time(), life_s)
+        )
+        return record.image, parameters
 
     @property
     def _edit_s(self) -> int:

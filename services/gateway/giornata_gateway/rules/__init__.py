@@ -1,1 +1,1 @@
-"""The rules by which requests are read and let in: forms of requests, adapters, tenants. Pure."""
+"""The rules by which bodies of requests are read: our forms and OpenAI's, A1111's. Pure."""

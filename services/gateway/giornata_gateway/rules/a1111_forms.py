@@ -8,7 +8,6 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import isfinite
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -33,49 +32,41 @@ OFF: Final[Values] = (False,)
 NONE: Final[Values] = ("", "None")
 ZERO: Final[Values] = (0,)
 
-BOTH: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **dict.fromkeys(("restore_faces", "tiling", "disable_extra_networks", "save_images"), OFF),
-        **dict.fromkeys(("subseed_strength", "token_merging_ratio", "s_min_uncond"), ZERO),
-        **dict.fromkeys(("s_churn", "s_tmax", "s_tmin"), ZERO),
-        **dict.fromkeys(("refiner_checkpoint", "script_name"), NONE),
-        **dict.fromkeys(("force_task_id", "infotext", "firstpass_image"), ("",)),
-        **dict.fromkeys(("override_settings_restore_afterwards", "send_images"), (True,)),
-        **dict.fromkeys(("seed_resize_from_h", "seed_resize_from_w"), (-1, 0)),
-        "styles": ([],),
-        "eta": (0, 1),
-        "s_noise": (1,),
-        "clip_skip": (0, 1),
-        "comments": ({},),
-    }
-)  # fmt: skip
+BOTH: Final[Mapping[str, Values]] = {
+    **dict.fromkeys(("restore_faces", "tiling", "disable_extra_networks", "save_images"), OFF),
+    **dict.fromkeys(("subseed_strength", "token_merging_ratio", "s_min_uncond"), ZERO),
+    **dict.fromkeys(("s_churn", "s_tmax", "s_tmin"), ZERO),
+    **dict.fromkeys(("refiner_checkpoint", "script_name"), NONE),
+    **dict.fromkeys(("force_task_id", "infotext", "firstpass_image"), ("",)),
+    **dict.fromkeys(("override_settings_restore_afterwards", "send_images"), (True,)),
+    **dict.fromkeys(("seed_resize_from_h", "seed_resize_from_w"), (-1, 0)),
+    "styles": ([],),
+    "eta": (0, 1),
+    "s_noise": (1,),
+    "clip_skip": (0, 1),
+    "comments": ({},),
+}  # fmt: skip
 """Values that ask for nothing, of fields that both requests have."""
-TEXT_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
-    {**BOTH, "enable_hr": OFF, "init_images": ([],), "mask": ("",)}
-)
-IMAGE_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **BOTH,
-        "image_cfg_scale": (0, 1.5),
-        "initial_noise_multiplier": (1,),
-        "include_init_images": OFF,
-        "mask_round": (True,),
-        "latent_mask": ("",),
-    }
-)
-SETTINGS: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **dict.fromkeys(("sd_vae", "sd_unet"), (*NONE, "Automatic")),
-        **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
-        **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
-        **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
-        **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
-        **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
-        "CLIP_stop_at_last_layers": (1,),
-        "forge_additional_modules": ([],),
-        "samples_format": ("png",),
-    }
-)  # fmt: skip
+TEXT_TO_IMAGE: Final[Mapping[str, Values]] = {**BOTH, "enable_hr": OFF, "init_images": ([],), "mask": ("",)}
+IMAGE_TO_IMAGE: Final[Mapping[str, Values]] = {
+    **BOTH,
+    "image_cfg_scale": (0, 1.5),
+    "initial_noise_multiplier": (1,),
+    "include_init_images": OFF,
+    "mask_round": (True,),
+    "latent_mask": ("",),
+}
+SETTINGS: Final[Mapping[str, Values]] = {
+    **dict.fromkeys(("sd_vae", "sd_unet"), (*NONE, "Automatic")),
+    **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
+    **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
+    **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
+    **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
+    **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
+    "CLIP_stop_at_last_layers": (1,),
+    "forge_additional_modules": ([],),
+    "samples_format": ("png",),
+}  # fmt: skip
 """Values that ask for nothing, of fields of `override_settings`."""
 HARMLESS: Final = frozenset(
     {
@@ -85,30 +76,26 @@ HARMLESS: Final = frozenset(
 )  # fmt: skip
 """Fields that change no picture: they are ignored at any other value."""
 
-UNREAD_BOTH: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
-        **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
-        "refiner_switch_at": "refiner_checkpoint",
-        "script_args": "script_name",
-    }
-)
+UNREAD_BOTH: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
+    **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
+    "refiner_switch_at": "refiner_checkpoint",
+    "script_args": "script_name",
+}
 """Fields that A1111 reads only beside another, which does nothing here: their value asks for nothing."""
-UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **UNREAD_BOTH,
-        **dict.fromkeys(
-            (
-                "denoising_strength", "firstphase_width", "firstphase_height", "token_merging_ratio_hr", "hr_scale",
-                "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y", "hr_checkpoint_name",
-                "hr_additional_modules", "hr_sampler_name", "hr_scheduler", "hr_prompt", "hr_negative_prompt",
-                "hr_cfg", "hr_distilled_cfg",
-            ),
-            "enable_hr",
+UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = {
+    **UNREAD_BOTH,
+    **dict.fromkeys(
+        (
+            "denoising_strength", "firstphase_width", "firstphase_height", "token_merging_ratio_hr", "hr_scale",
+            "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y", "hr_checkpoint_name",
+            "hr_additional_modules", "hr_sampler_name", "hr_scheduler", "hr_prompt", "hr_negative_prompt",
+            "hr_cfg", "hr_distilled_cfg",
         ),
-    }
-)  # fmt: skip
-UNREAD_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"sd_checkpoint_hash": "sd_model_checkpoint"})
+        "enable_hr",
+    ),
+}  # fmt: skip
+UNREAD_SETTINGS: Final[Mapping[str, str]] = {"sd_checkpoint_hash": "sd_model_checkpoint"}
 
 
 class EffectiveFields(NamedTuple):
@@ -133,7 +120,9 @@ def meant_fields(
     ignored: list[str] = []
     for name, value in given.items():
         accepted = neutral.get(name, ())
-        if value is None or name in unread or any(_same(value, one) for one in accepted):
+        # values are equal as in JSON; A1111's clients write 0 for false, and no number for a text
+        nothing = (value == one and isinstance(value, str) == isinstance(one, str) for one in accepted)
+        if value is None or name in unread or any(nothing):
             continue
         if name in known:
             meant[name] = value
@@ -152,25 +141,6 @@ def meant_fields(
 def shown(given: object) -> str:
     """A value of a body as errors show it, however large it is."""
     return reprlib.repr(given) if isinstance(given, str | list | dict) else json.dumps(given)
-
-
-def _same(given: object, neutral: object) -> bool:
-    """Return whether JSON values are equal; A1111's clients write 0 for false, and no number for a text."""
-    return given == neutral and isinstance(given, str) == isinstance(neutral, str)
-
-
-def schema_of(neutral: Mapping[str, Values], unread: Mapping[str, str]) -> dict[str, Any]:
-    """The fields as a form's JSON schema tells them."""
-    told: dict[str, Any] = {
-        name: {"description": "Ignored."}
-        if name in HARMLESS
-        else {"enum": [None, *accepted], "description": "Has no other meaning here."}
-        for name, accepted in neutral.items()
-    }
-    return told | {
-        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
-        for name, reader in unread.items()
-    }
 
 
 HASH_CHARACTERS: Final = 10
@@ -493,5 +463,15 @@ def _settings(given: Mapping[str, object], within: str) -> EffectiveFields:
     return meant_fields(given, Settings.model_fields, SETTINGS, UNREAD_SETTINGS, within)
 
 
-def _with_neutral(schema: dict[str, Any], accepted: Mapping[str, Values], unread: Mapping[str, str]) -> None:
-    schema["properties"] = schema["properties"] | schema_of(accepted, unread)
+def _with_neutral(schema: dict[str, Any], neutral: Mapping[str, Values], unread: Mapping[str, str]) -> None:
+    """Have a form's JSON schema tell of the fields without a meaning, too."""
+    schema["properties"] |= {
+        name: {"description": "Ignored."}
+        if name in HARMLESS
+        else {"enum": [None, *accepted], "description": "Has no other meaning here."}
+        for name, accepted in neutral.items()
+    }
+    schema["properties"] |= {
+        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
+        for name, reader in unread.items()
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,26 +44,24 @@ class A1111SamplerName(NamedTuple):
     """Whether the scheduler `automatic` stands for these noise levels: Karras' where there are several, as in A1111."""
 
 
-NAMES: Final[Mapping[Sampler, A1111SamplerName]] = MappingProxyType(
-    {
-        Sampler.EULER: A1111SamplerName("Euler", UNIFORM),
-        Sampler.EULER_ANCESTRAL: A1111SamplerName("Euler a", UNIFORM),
-        Sampler.DDIM: A1111SamplerName("DDIM", UNIFORM),
-        Sampler.DDPM: A1111SamplerName("DDPM", UNIFORM),
-        Sampler.PNDM: A1111SamplerName("PLMS", UNIFORM),
-        Sampler.DPMPP_2M: A1111SamplerName("DPM++ 2M", UNIFORM, automatic=False),
-        Sampler.DPMPP_2M_KARRAS: A1111SamplerName("DPM++ 2M", KARRAS),
-        Sampler.DPMPP_2M_SDE: A1111SamplerName("DPM++ 2M SDE", UNIFORM, automatic=False),
-        Sampler.DPMPP_2M_SDE_KARRAS: A1111SamplerName("DPM++ 2M SDE", KARRAS),
-        Sampler.DPMPP_3M: A1111SamplerName("DPM++ 3M", UNIFORM, automatic=False),
-        Sampler.DPMPP_3M_KARRAS: A1111SamplerName("DPM++ 3M", KARRAS),
-        Sampler.UNIPC: A1111SamplerName("UniPC", UNIFORM),
-        Sampler.DEIS: A1111SamplerName("DEIS", UNIFORM),
-        Sampler.HEUN: A1111SamplerName("Heun", UNIFORM),
-        Sampler.LCM: A1111SamplerName("LCM", UNIFORM),
-        Sampler.EULER_LIGHTNING: A1111SamplerName("Euler", "lightning", automatic=False),
-    }
-)
+NAMES: Final[Mapping[Sampler, A1111SamplerName]] = {
+    Sampler.EULER: A1111SamplerName("Euler", UNIFORM),
+    Sampler.EULER_ANCESTRAL: A1111SamplerName("Euler a", UNIFORM),
+    Sampler.DDIM: A1111SamplerName("DDIM", UNIFORM),
+    Sampler.DDPM: A1111SamplerName("DDPM", UNIFORM),
+    Sampler.PNDM: A1111SamplerName("PLMS", UNIFORM),
+    Sampler.DPMPP_2M: A1111SamplerName("DPM++ 2M", UNIFORM, automatic=False),
+    Sampler.DPMPP_2M_KARRAS: A1111SamplerName("DPM++ 2M", KARRAS),
+    Sampler.DPMPP_2M_SDE: A1111SamplerName("DPM++ 2M SDE", UNIFORM, automatic=False),
+    Sampler.DPMPP_2M_SDE_KARRAS: A1111SamplerName("DPM++ 2M SDE", KARRAS),
+    Sampler.DPMPP_3M: A1111SamplerName("DPM++ 3M", UNIFORM, automatic=False),
+    Sampler.DPMPP_3M_KARRAS: A1111SamplerName("DPM++ 3M", KARRAS),
+    Sampler.UNIPC: A1111SamplerName("UniPC", UNIFORM),
+    Sampler.DEIS: A1111SamplerName("DEIS", UNIFORM),
+    Sampler.HEUN: A1111SamplerName("Heun", UNIFORM),
+    Sampler.LCM: A1111SamplerName("LCM", UNIFORM),
+    Sampler.EULER_LIGHTNING: A1111SamplerName("Euler", "lightning", automatic=False),
+}
 NORMAL, SIMPLE = "normal", "simple"
 """Two names of the levels `uniform`: `normal`, and of models that predict a velocity `simple`, which Forge sends."""
 DEFAULTS: Final = frozenset({"euler", "euler a", "ddim"})
@@ -113,28 +110,24 @@ def taken(card: ModelCard) -> list[A1111SamplerName]:
 
 SCRIPTS: Final = "alwayson_scripts"
 CONTROLNET: Final = "controlnet"
-MODULES: Final[Mapping[str, Annotator | None]] = MappingProxyType(
-    {
-        "none": None,
-        "canny": Annotator.CANNY,
-        "soft_edge": Annotator.SOFT_EDGE,
-        "tile": Annotator.TILE,
-        "tile_resample": Annotator.TILE,
-    }
-)
+MODULES: Final[Mapping[str, Annotator | None]] = {
+    "none": None,
+    "canny": Annotator.CANNY,
+    "soft_edge": Annotator.SOFT_EDGE,
+    "tile": Annotator.TILE,
+    "tile_resample": Annotator.TILE,
+}
 """What makes a control image, by A1111's names and by ours."""
-NEUTRAL: Final[Mapping[str, Values]] = MappingProxyType(
-    {
-        **dict.fromkeys(("mask", "mask_image", "mask_image_fg", "image_fg", "effective_region_mask"), ("",)),
-        **dict.fromkeys(("guessmode", "low_vram", "lowvram"), OFF),
-        "resize_mode": (0, 1, 2, "Just Resize", "Crop and Resize", "Resize and Fill"),
-        "control_mode": (0, "Balanced"),
-        "union_control_type": ("Unknown",),
-        "processor_res": (-1, 64, 512),
-        "threshold_a": (-1, 64, 100),
-        "threshold_b": (-1, 64, 200),
-    }
-)
+NEUTRAL: Final[Mapping[str, Values]] = {
+    **dict.fromkeys(("mask", "mask_image", "mask_image_fg", "image_fg", "effective_region_mask"), ("",)),
+    **dict.fromkeys(("guessmode", "low_vram", "lowvram"), OFF),
+    "resize_mode": (0, 1, 2, "Just Resize", "Crop and Resize", "Resize and Fill"),
+    "control_mode": (0, "Balanced"),
+    "union_control_type": ("Unknown",),
+    "processor_res": (-1, 64, 512),
+    "threshold_a": (-1, 64, 100),
+    "threshold_b": (-1, 64, 200),
+}
 """What asks for nothing, and the defaults of the extension (-1; 64 and 512 before) and of clients, which come unasked.
 
 A control image has the frame of its picture, so that the modes of resizing are one. Annotators work at the picture's
@@ -268,23 +261,21 @@ CLIENTS_DISTILLED_CFG: Final = 3.5
 """What clients send whose user chose nothing."""
 CLIENTS_SIDE: Final = 512
 """A1111's default of `width` and `height`."""
-THEIRS: Final = MappingProxyType(
-    {
-        "image": "init_images",
-        "size": "width",
-        "n": "batch_size",
-        "num_inference_steps": "steps",
-        "strength": "denoising_strength",
-        "guidance_scale": "cfg_scale",
-        "true_cfg_scale": "cfg_scale",
-        "sampler": "sampler_name",
-        "model": "override_settings.sd_model_checkpoint",
-        "mask_mode": "inpainting_mask_invert",
-        "padding_mask_crop": "inpaint_full_res_padding",
-        "loras": "prompt",
-        "controlnets": f"{SCRIPTS}.{CONTROLNET}",
-    }
-)
+THEIRS: Final = {
+    "image": "init_images",
+    "size": "width",
+    "n": "batch_size",
+    "num_inference_steps": "steps",
+    "strength": "denoising_strength",
+    "guidance_scale": "cfg_scale",
+    "true_cfg_scale": "cfg_scale",
+    "sampler": "sampler_name",
+    "model": "override_settings.sd_model_checkpoint",
+    "mask_mode": "inpainting_mask_invert",
+    "padding_mask_crop": "inpaint_full_res_padding",
+    "loras": "prompt",
+    "controlnets": f"{SCRIPTS}.{CONTROLNET}",
+}
 """A1111's names of our fields, for errors."""
 
 

@@ -342,6 +342,23 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
 V = TypeVar("V")
 
 
+def in_order(named: Mapping[str, V]) -> tuple[V, ...]:
+    """Control images in the order of their names, which other names may stand between.
+
+    InvalidField where one is left out between others.
+    """
+    given = [name for name in CONTROL_IMAGES if name in named]
+    missing = [name for name in CONTROL_IMAGES[: len(given)] if name not in named]
+    if missing:
+        raise InvalidField(
+            "The control images are not numbered from 0 on.",
+            field=missing[0],
+            received=", ".join(given),
+            accepted=", ".join(CONTROL_IMAGES[: len(given)]),
+        )
+    return tuple(named[name] for name in given)
+
+
 def once_each(fields: Iterable[tuple[str, V]]) -> dict[str, V]:
     """The fields by name; InvalidField where one is given twice."""
     values: dict[str, V] = {}

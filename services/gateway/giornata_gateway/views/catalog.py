@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from giornata.wire.adapters import ControlCard
-from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
 from giornata.wire.messages import MaskCard
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import Default, defaults_of, fields_of
@@ -24,69 +22,6 @@ from giornata.wire.workers import (
     WorkerView,
 )
 from giornata_gateway.views.jobs import View
-
-NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
-"""An edit needs one ready instance of each."""
-
-
-def choose_card(
-    cards: Mapping[str, ModelCard],
-    name: str | None,
-    missing: Iterable[ServiceName],
-    task: Task = Task.EDIT,
-    aliases: Mapping[str, str] = MappingProxyType({}),
-) -> ModelCard:
-    """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
-
-    A name of `aliases` stands for the model that it leads to, unless a served one has that name. The services that are
-    `missing` explain why nothing is served.
-
-    Raises:
-        ServiceUnavailable: nothing is served.
-        InvalidField: none was named and there are several.
-        ModelNotFound: the one named is not served.
-        TaskNotSupported: the one named, or every one, does other tasks.
-    """
-    if not cards:
-        lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
-        raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
-    fitting = {served: card for served, card in cards.items() if task in card.tasks}
-    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
-    if name is not None:
-        name = find_card(name, cards, aliases).name
-    if name in fitting:
-        return fitting[name]
-    if name is not None or not fitting:
-        known = ", ".join(
-            f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
-        )
-        raise TaskNotSupported(
-            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
-        )
-    if len(fitting) > 1:
-        raise InvalidField(
-            "Several models are served; name one.", field="model", received="none", accepted=names
-        )
-    return next(iter(fitting.values()))
-
-
-def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, str]) -> ModelCard:
-    """The served model of a name or an alias; ModelNotFound tells all names, and the closest."""
-    card = cards.get(name) or cards.get(aliases.get(name, ""))
-    if card is not None:
-        return card
-    leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
-    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
-    names = ", ".join([*sorted(cards), *stand]) or "none now"
-    closest = get_close_matches(name, [*cards, *leading], n=1)
-    stands = f", which stands for {aliases[name]}" if name in aliases else ""
-    raise ModelNotFound(
-        f"No running worker serves this model{stands}. Served: {names}."
-        + (f" The closest is {closest[0]}." if closest else ""),
-        field="model",
-        received=name,
-        accepted=names,
-    )
 
 
 class ControlNetView(View):
@@ -260,6 +195,8 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
     waits = [queue.wait_ms for queue in queues if queue.wait_ms is not None]
     paces = [worker.steps_per_s for worker in workers]
     known = [steps for steps in paces if steps is not None]
+    counted = [state.worker.templates for state in states if state.worker and state.worker.templates]
+    sums = {name: sum(getattr(one, name) for one in counted) for name in TemplateCounters.model_fields}
     return FleetView(
         instances=instances,
         router_active=reports is not None,
@@ -271,7 +208,7 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
         queued_rows=sum(queue.rows for queue in queues) if queues else None,
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
         predicted_wait_s=min(waits) / 1e3 if waits else None,
-        templates=_templates(reports or ()),
+        templates=TemplateCounters.model_validate(sums) if counted else None,
         stores=stores_of(states),
     )
 
@@ -298,15 +235,6 @@ def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
     return tuple(rooms.values()) or None
 
 
-def _templates(reports: Sequence[InstanceReport]) -> TemplateCounters | None:
-    workers = (report.state.worker for report in reports)
-    told = [worker.templates for worker in workers if worker and worker.templates]
-    if not told:
-        return None
-    names = TemplateCounters.model_fields
-    return TemplateCounters.model_validate({n: sum(getattr(one, n) for one in told) for n in names})
-
-
 def _instance(report: InstanceReport) -> InstanceView:
     rows = {"running_rows": report.running_rows, "waiting_rows": report.waiting_rows}
     told = vars(report.state) | rows | {"models": [card.name for card in report.state.models]}
@@ -317,14 +245,6 @@ def _instance(report: InstanceReport) -> InstanceView:
             free_rows=max(0, control.capacity_rows - control.rows),
         )
     if worker := report.state.worker:
-        told["worker"] = WorkerView(
-            **rows,
-            free_rows=max(0, worker.capacity_rows - sum(rows.values())),
-            capacity_rows=worker.capacity_rows,
-            steps_per_s=report.steps_per_s,
-            step_ms=report.step_ms,
-            ranks=worker.ranks,
-            adapters=worker.adapters,
-            lora_host=worker.lora_host,
-        )
+        free = {"free_rows": max(0, worker.capacity_rows - sum(rows.values()))}
+        told["worker"] = WorkerView.model_validate(vars(worker) | vars(report) | free)
     return InstanceView.model_validate(told)

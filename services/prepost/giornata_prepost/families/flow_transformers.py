@@ -15,9 +15,8 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 from giornata.families import when_called
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.adapters import ControlInput
-from giornata_prepost.families.pipeline import MODE, SAMPLE, ImageModel
-from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.families.pipeline import MODE, SAMPLE, Condition, ImageModel, SeenPictures, Tensors
+from giornata_prepost.images.pictures import Size
 
 # They import much of transformers.
 pixtral_processor: Final = when_called(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 import diffusers
 import numpy as np
@@ -33,25 +33,25 @@ from torch import nn
 from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.checkpoints import pipeline_variant
-from giornata.memory_plan import TILE, PrepostPlan
+from giornata.model_cards import TILE, PrepostPlan
 from giornata.tensors import normalisation_of
 from giornata.weight_loading import multiply_scales
 from giornata.wire.adapters import ControlInput, control_name
-from giornata.wire.errors import InvalidField, NotSupported, RowPoisoned
+from giornata.wire.errors import Failed, InvalidField, NotSupported, RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import (
-    Condition,
-    ControlEncoding,
-    ControlImage,
-    SeenPictures,
-    Tensors,
-    no_condition,
-)
-from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 
 Coded = TypeVar("Coded")
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+"""Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
+SeenPictures: TypeAlias = Sequence[Pixels]
+"""What a text encoder sees, (height, width, 3) uint8 each: the picture that is edited, then the request's references.
+
+Empty for a generation, and of a family whose text encoder sees no picture."""
+Condition: TypeAlias = Callable[[torch.Generator], Tensors]
+"""Makes tensors of a row; draws from the row's generator."""
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +59,22 @@ ON_DEVICE: Final = PrepostPlan(encoders=True, whole_pixels=sys.maxsize, size_byt
 """Of a device with room for everything."""
 SAMPLE, MODE = "sample", "argmax"
 """The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
+REHEARSED_PIXELS: Final = 256
+"""Pixels a side of the picture that a model rehearses with, about."""
+
+
+def no_condition(_generator: torch.Generator) -> Tensors:
+    """The condition that makes and draws nothing."""
+    return {}
+
+
+class ControlEncoding(NamedTuple):
+    """The control inputs of a job's rows, encoded for its ControlNets."""
+
+    condition: Condition
+    """Makes `control_0` and so on, see :attr:`giornata.wire.jobs.Encoding.controls`."""
+    shared: bool
+    """Whether that is the same for all rows, and nothing is drawn."""
 
 
 class ImageModel:
@@ -241,10 +257,11 @@ class ImageModel:
 
     @torch.no_grad()
     def encode_controls(
-        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None
+        self, images: Sequence[tuple[Pixels, ControlInput]], mask: npt.NDArray[np.uint8] | None
     ) -> ControlEncoding:
         """Return what ControlNets see, prepared like the pipelines of diffusers do.
 
+        `images` are (height, width, 3) uint8, of the size of the model's picture, and how their ControlNets see them.
         Its condition comes `first` in :meth:`encode_rows`: it samples the images' posteriors in their order. `mask` is
         as there, None of a generation.
 
@@ -252,16 +269,16 @@ class ImageModel:
             NotSupported: the family has no ControlNets.
             InvalidField: a ControlNet sees something that the family, or a generation, does not have.
         """
-        if not self.control_inputs:
+        if images and not self.control_inputs:
             family = self.card.family
             raise NotSupported("The model takes no ControlNets.", field="controlnets", received=family)
-        samples = {control_name(index): self._control(image, mask) for index, image in enumerate(images)}
+        samples = {control_name(index): self._control(*image, mask) for index, image in enumerate(images)}
 
         def condition(generator: torch.Generator) -> Tensors:
             own = self._control_generator(generator)
             return {name: sample(own) for name, sample in samples.items()}
 
-        pixels = all(self._sees_pixels(image.sees) for image in images)
+        pixels = all(self._sees_pixels(sees) for _, sees in images)
         return ControlEncoding(condition, shared=pixels)
 
     @torch.no_grad()
@@ -281,6 +298,22 @@ class ImageModel:
         if not bool(torch.isfinite(picture).all()):
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
+
+    def rehearse(self) -> None:
+        """Encode and decode an empty picture, so that no edit waits for kernels to be loaded.
+
+        Raises:
+            Failed: this model does not decode what it has encoded.
+        """
+        multiple = self.card.pixel_multiple
+        side = max(1, REHEARSED_PIXELS // multiple) * multiple
+        empty = np.zeros((side, side, 3), np.uint8)
+        self.encode_text("", Size(side, side), [empty])
+        (row,) = self.encode_rows(empty, np.full((side, side), 255, np.uint8), [0])
+        try:
+            self.decode(row["image_latents"], Size(side, side))
+        except RowPoisoned as error:
+            raise Failed("The model cannot decode a picture; is its dtype right?") from error
 
     def text_encoder(self, name: str) -> nn.Module | None:
         """A text encoder by its name in the checkpoint; None where there is none."""
@@ -411,29 +444,29 @@ class ImageModel:
         return pixel_unshuffle(latents, self.card.token_latents)[0].flatten(1).T
 
     def _control(
-        self, image: ControlImage, mask: npt.NDArray[np.uint8] | None
+        self, image: Pixels, sees: ControlInput, mask: npt.NDArray[np.uint8] | None
     ) -> Callable[[torch.Generator], torch.Tensor]:
         """What one ControlNet sees, for one row: latents, (tokens, channels), packed as the picture's, or pixels."""
-        if image.sees not in self.control_inputs:
+        if sees not in self.control_inputs:
             raise InvalidField(
                 f"No ControlNet of {self.card.family} sees its control image so.",
                 field="controlnets",
-                received=image.sees,
+                received=sees,
                 accepted=", ".join(sorted(self.control_inputs)),
             )
-        height, width, _ = image.pixels.shape
+        height, width, _ = image.shape
         processor = VaeImageProcessor(
             vae_scale_factor=self.card.vae_scale_factor,
-            do_normalize=not (self.control_pixels and image.sees is ControlInput.USUAL),
+            do_normalize=not (self.control_pixels and sees is ControlInput.USUAL),
         )
-        picture = processor.preprocess(Image.fromarray(image.pixels), height=height, width=width)
-        if self._sees_pixels(image.sees):
+        picture = processor.preprocess(Image.fromarray(image), height=height, width=width)
+        if self._sees_pixels(sees):
             pixels = picture[0].to(self.device, self.dtype)
             return lambda _generator: pixels
-        if image.sees is ControlInput.MASKED:
+        if sees is ControlInput.MASKED:
             return self._masked(picture, mask)
         posterior = self._posterior(picture)
-        if image.sees is ControlInput.UNSHIFTED:
+        if sees is ControlInput.UNSHIFTED:
             return lambda generator: self._pack(self._unshifted(posterior, generator))
         return lambda generator: self._pack(self._latents(posterior, generator, SAMPLE))
 
@@ -471,7 +504,7 @@ class ImageModel:
 
 @contextmanager
 def in_tiles(autoencoder: Any) -> Iterator[None]:
-    """Inside, larger pictures pass an autoencoder of diffusers in tiles of :data:`giornata.memory_plan.TILE` pixels."""
+    """Inside, larger pictures pass an autoencoder of diffusers in tiles of :data:`giornata.model_cards.TILE` pixels."""
     if hasattr(autoencoder, "tile_latent_min_size"):
         factor = 2 ** (len(autoencoder.config.block_out_channels) - 1)
         autoencoder.tile_sample_min_size, autoencoder.tile_latent_min_size = TILE, TILE // factor

@@ -12,9 +12,16 @@ from typing import Any, ClassVar
 import torch
 
 from giornata.wire.adapters import ControlInput
-from giornata_prepost.families.pipeline import MODE, SAMPLE, ImageModel, tokens_of
-from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.families.pipeline import (
+    MODE,
+    SAMPLE,
+    Condition,
+    ImageModel,
+    SeenPictures,
+    Tensors,
+    tokens_of,
+)
+from giornata_prepost.images.pictures import Size
 
 
 class TiledImages(ImageModel):

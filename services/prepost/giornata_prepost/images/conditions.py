@@ -20,9 +20,17 @@ from giornata.wire.adapters import Annotator, ControlUse, control_field, control
 from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import REFERENCE, named_references
-from giornata_prepost.images.geometry import Box, Size, model_size, of_area, same_aspect
 from giornata_prepost.images.masks import resize
-from giornata_prepost.images.pictures import Pixels, decode, flatten
+from giornata_prepost.images.pictures import (
+    Box,
+    Pixels,
+    Size,
+    decode,
+    flatten,
+    model_size,
+    of_area,
+    same_aspect,
+)
 
 # References of a request: decoded, and sized as the model's pipeline in diffusers sizes them.
 
@@ -46,11 +54,14 @@ class ReferenceCrop(NamedTuple):
 class PreparedReferences(NamedTuple):
     """The references of a job, ready for the autoencoder."""
 
-    grids: tuple[tuple[int, int], ...]
+    grids: tuple[tuple[int, int], ...] = ()
     """Height and width of each in tokens."""
-    packed: bytes
-    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`."""
-    pictures: tuple[Pixels, ...]
+    packed: bytes = b""
+    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`; nothing without any."""
+    pictures: tuple[Pixels, ...] = ()
+
+
+NO_REFERENCES: Final = PreparedReferences()
 
 
 Sizing = Callable[[Size, int, int], ReferenceCrop]

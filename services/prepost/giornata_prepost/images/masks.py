@@ -19,8 +19,7 @@ from safetensors.numpy import load, save
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
 from giornata.wire.values import CellMap
-from giornata_prepost.images.geometry import Box, Size, same_aspect
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Box, Pixels, Size, same_aspect
 
 Region: TypeAlias = npt.NDArray[np.bool_]
 """(height, width): True where something is edited."""

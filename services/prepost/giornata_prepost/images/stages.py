@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,19 +18,23 @@ from giornata.wire.jobs import Inspection
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images import masks
-from giornata_prepost.images.conditions import ModelCrop, control_images, prepare
-from giornata_prepost.images.geometry import (
+from giornata_prepost.images.conditions import NO_REFERENCES, ModelCrop, control_images, prepare
+from giornata_prepost.images.masks import Alpha, paste, resize
+from giornata_prepost.images.pictures import (
     Box,
+    DecodedPicture,
+    Pixels,
     Size,
     crop_box,
     crop_size,
     crops_alike,
+    decode,
+    encode_as_asked,
+    flatten,
     generated_size,
     model_size,
     output_size,
 )
-from giornata_prepost.images.masks import Alpha, paste, resize
-from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
     Raises:
         BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
             :func:`~giornata_prepost.images.masks.edited_region`,
-            :func:`~giornata_prepost.images.geometry.output_size` and
+            :func:`~giornata_prepost.images.pictures.output_size` and
             :func:`~giornata_prepost.images.conditions.control_images` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
@@ -157,7 +161,9 @@ def _inspected(  # noqa: PLR0917 - one of two callers has no mask
 ) -> InspectedEdit:
     """The inspection of an edit, or of a template, whose alpha is 0 everywhere."""
     size = Size.of(original.pixels)
-    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
+    beside = NO_REFERENCES
+    if references:
+        beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
     crop, model = visible_part(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
     seen, edited = _model_pixels(original, alpha, crop or Box(0, 0, *size), model, card)
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
@@ -171,8 +177,6 @@ def _inspected(  # noqa: PLR0917 - one of two callers has no mask
         compute_tokens=_touched_tokens(edited, card),
         compute_set=None if computed is None else {1: computed},
         template_key=_template_key(seen, card, beside.pictures),
-        mask_key=_mask_key(edited),
-        mask_whole=bool(edited.all()),
         crop=crop,
     )
     view = ModelCrop(size, crop, model, seen)
@@ -180,7 +184,7 @@ def _inspected(  # noqa: PLR0917 - one of two callers has no mask
         measures,
         prepared=save({"image": seen, "mask": edited.astype(np.uint8) * np.uint8(255)}),
         alpha=masks.pack_alpha(alpha),
-        references=beside.packed if references else None,
+        references=beside.packed or None,
         controls=control_images(*controls, view, limits.max_pixels) if controls.uses else None,
     )
 
@@ -255,12 +259,6 @@ def _measures(
     )
 
 
-def _mask_key(edited: masks.Region) -> str:
-    """See :attr:`giornata.wire.jobs.Inspection.mask_key`."""
-    height, width = edited.shape
-    return hashlib.sha256(struct.pack("<2I", height, width) + np.packbits(edited).tobytes()).hexdigest()
-
-
 def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels]) -> str:
     """sha-256 (hex) of the model's digest and family and of the pixels that enter the autoencoder.
 
@@ -293,7 +291,9 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         BadRequest: as :func:`giornata_prepost.images.stages.inspect`.
     """
     original = decode(image, limits.max_pixels)
-    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
+    beside = NO_REFERENCES
+    if references:
+        beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
     packed: list[bytes] = []
     marked: list[Box] = []
     for region in regions:
@@ -307,7 +307,7 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
     )
     prepared: dict[str, npt.NDArray[np.uint8]] = {}
     touched = 0  # tokens
-    for index, (crop, alpha) in enumerate(zip(crops, _unpacked(packed), strict=True)):
+    for index, (crop, alpha) in enumerate(zip(crops, map(masks.unpack_alpha, packed), strict=True)):
         seen, mask = _model_pixels(original, alpha, crop, model, card)
         touched += _touched_tokens(mask, card)
         prepared |= {f"image_{index}": seen, f"mask_{index}": mask.astype(np.uint8) * np.uint8(255)}
@@ -326,7 +326,7 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         measures,
         prepared=save(prepared),
         alpha=save({str(index): np.frombuffer(data, np.uint8) for index, data in enumerate(packed)}),
-        references=beside.packed if references else None,
+        references=beside.packed or None,
     )
 
 
@@ -346,14 +346,10 @@ def finish_regions(  # noqa: PLR0917 - the pool passes by position
     size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
     packed = load(alphas)
     pixels = original.pixels
-    each = _unpacked([packed[str(index)].tobytes() for index in range(len(crops))])
-    for alpha, region, crop in zip(each, painted, crops, strict=True):
+    for index, (region, crop) in enumerate(zip(painted, crops, strict=True)):
+        alpha = masks.unpack_alpha(packed[str(index)].tobytes())
         pixels = paste(pixels, alpha, region, crop=Box(*crop))
     return encode_as_asked(DecodedPicture(resize(pixels, size), original.icc_profile), parameters)
-
-
-def _unpacked(packed: Sequence[bytes]) -> Iterator[masks.Alpha]:
-    return (masks.unpack_alpha(data) for data in packed)
 
 
 def measure_generation(

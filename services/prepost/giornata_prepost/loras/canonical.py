@@ -6,19 +6,15 @@ import asyncio
 import json
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 import structlog
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
@@ -30,10 +26,10 @@ from giornata.wire.errors import LoraMismatch, LoraUnreadable, MalformedMessage
 from giornata.wire.loras import PIECE_BYTES, CanonicalLora, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.encoding import TextFactors, TextLora
 from giornata_prepost.worker_pools import LoraPool
 
 if TYPE_CHECKING:
-    from giornata_prepost.families.pipeline import ImageModel
     from giornata_prepost.loras.normalisation import CanonicalLoraSummary
 
 # Canonical files: safetensors whose tensors lie in the order of the network's blocks.
@@ -52,15 +48,6 @@ ALIGNED_BYTES: Final = 8
 DOWN, UP = ".down", ".up"
 TEXT_ENCODERS: Final = "text_encoders"
 """Metadata key whose value names the text encoders with modules in the file, separated by commas."""
-
-
-class TextFactors(NamedTuple):
-    """Low-rank factors of one module of a text encoder, alpha and rank folded in."""
-
-    down: torch.Tensor
-    """(rank, in)."""
-    up: torch.Tensor
-    """(out, rank)."""
 
 
 def write_canonical(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
@@ -126,62 +113,7 @@ def write_text_part(path: Path, target: Path) -> int:
 
 # Text parts of LoRAs: fetched from the LoRA store, and kept on disk by the digest of their canonical file.
 #
-# Of a canonical file, which may have hundreds of megabytes, the text part alone is kept. Parts act while
-# one job's prompts are encoded: by hooks, so that the weights stay as they are.
-
-
-class TextLora(NamedTuple):
-    """The changes of one LoRA of a job to text encoders."""
-
-    scale: float
-    encoders: Mapping[str, Mapping[str, TextFactors]]
-    """Factors by module, by the text encoder's name."""
-
-
-@contextmanager
-def act_text_loras(model: ImageModel, loras: Sequence[TextLora]) -> Iterator[None]:
-    """Inside, each module's output has `scale * up @ down @ input` of every LoRA added. In the model's thread.
-
-    Raises:
-        LoraMismatch: the model has no such linear layer of such a shape.
-    """
-    with ExitStack() as stack:
-        for lora in loras:
-            for name, modules in lora.encoders.items():
-                encoder = model.text_encoder(name)
-                for path, factors in modules.items():
-                    module = _linear(encoder, name, path, factors)
-                    down, up = (factor.to(module.weight) for factor in factors)
-                    hook = partial(_added, down=down, up=up, scale=lora.scale)
-                    stack.callback(module.register_forward_hook(hook).remove)
-        yield
-
-
-def _added(
-    _module: nn.Module, given: tuple[Tensor, ...], output: Tensor, *, down: Tensor, up: Tensor, scale: float
-) -> Tensor:
-    # Encoders that ran out of memory have gone to another device since.
-    return output + linear(linear(given[0], down.to(output)), up.to(output)) * scale
-
-
-def _linear(encoder: nn.Module | None, name: str, path: str, factors: TextFactors) -> nn.Linear:
-    module = None if encoder is None else dict(encoder.named_modules()).get(path)
-    down, up = (tuple(factor.shape) for factor in factors)
-    if not isinstance(module, nn.Linear):
-        raise LoraMismatch(
-            "The LoRA changes a part of a text encoder that the model does not have.",
-            received=f"{name}.{path}",
-            accepted=f"linear layers of {'no text encoder' if encoder is None else type(encoder).__name__}",
-        )
-    rank = down[0] if down else 0
-    wanted = (rank, module.in_features), (module.out_features, rank)
-    if (down, up) != wanted:
-        raise LoraMismatch(
-            "The LoRA's factors have other shapes than the text encoder's module.",
-            received=f"{name}.{path}: {down} and {up}",
-            accepted=f"{wanted[0]} and {wanted[1]}",
-        )
-    return module
+# Of a canonical file, which may have hundreds of megabytes, the text part alone is kept.
 
 
 SUFFIX: Final = ".text.safetensors"

@@ -247,7 +247,7 @@ def _written(parts: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
     """
     dtypes = {tensor.dtype for factors in parts.values() for tensor in factors[:2]}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    scaled = {path: _folded(factors) for path, factors in parts.items()}
+    scaled = {path: factors.up.float() * factors.scale for path, factors in parts.items()}
     if not all(bool(torch.isfinite(up.to(dtype)).all()) for up in scaled.values()):
         dtype = torch.float32
     written: dict[str, Tensor] = {}
@@ -255,8 +255,3 @@ def _written(parts: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
         written[f"{path}.down"] = factors.down.to(dtype)
         written[f"{path}.up"] = scaled.pop(path).to(dtype)
     return written
-
-
-def _folded(factors: LoraFactors) -> Tensor:
-    """`up` times alpha / rank, float32."""
-    return factors.up.float() * factors.scale

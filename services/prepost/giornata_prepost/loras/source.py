@@ -241,11 +241,6 @@ def _by_loader(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]
     return converted
 
 
-def _by_own_names(named: Named, _modules: CheckpointModules) -> Mapping[str, Tensor]:
-    """Names of the model's own modules, which need no converter."""
-    return named
-
-
 def _like_kohya(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
     """As the loader reads kohya's spelling of the same names: `lora_unet_….lora_down.weight`."""
     return _by_loader(
@@ -311,7 +306,7 @@ def _by_checkpoint(named: Named, modules: CheckpointModules) -> Mapping[str, Ten
 
 READINGS: Final[tuple[Reading, ...]] = (
     _by_loader,
-    _by_own_names,
+    lambda named, _: named,  # of the model's own modules, which need no converter
     _like_kohya,
     _like_ai_toolkit,
     _by_checkpoint,

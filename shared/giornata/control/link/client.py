@@ -14,14 +14,14 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from giornata.control.link import slabs
-from giornata.control.link.messages import (
+from giornata.control.link import (
     MAX_MESSAGE_BYTES,
     ControlFailed,
     LinkLate,
     LinkLost,
     encode_frame,
     read_from_instance,
+    slabs,
 )
 from giornata.control.link.slabs import SharedSlab, SlabAllocator, align_up
 from giornata.frames import FramedConnection, MalformedFrame

@@ -18,12 +18,12 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.control.link import slabs
-from giornata.control.link.messages import (
+from giornata.control.link import (
     MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
     encode_frame,
     read_from_denoiser,
+    slabs,
 )
 from giornata.control.link.slabs import DTYPES
 from giornata.frames import FramedConnection, MalformedFrame, PeerEnded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -131,11 +130,6 @@ class FreeDeviceSpans:
         """Devices that are free at a time, which is not before the first start."""
         return self.free[bisect_right(self.starts, at_s) - 1]
 
-    def area(self, end_s: float) -> float:
-        """Device-seconds that are free until a time, which is not before the first start."""
-        edges = zip(self.starts, (*self.starts[1:], math.inf), self.free, strict=True)
-        return sum((min(end, end_s) - begin) * free for begin, end, free in edges if begin < end_s)
-
 
 @dataclass(frozen=True, slots=True)
 class DegreePlan:
@@ -153,8 +147,6 @@ class DegreePlan:
     rungs: int
     widest: tuple[tuple[int, ...], ...]
     """See :attr:`DegreeFrontier.widest`."""
-    area: float
-    """Device-seconds."""
 
     def degree(self, at_s: float) -> int:
         """Its degree at a time, 0 for none."""
@@ -210,17 +202,15 @@ def fit_degrees(
         seconds[free[place]] += end_s - begin_s
         begin_s = end_s
         place += 1
-    area = before = 0.0
+    before = 0.0
     for index, rung in enumerate(ladder.rungs):
         here = sum(seconds[rung.degree :])
-        wider = rung.degree - (ladder.rungs[index - 1].degree if index else 0)
         if steps - before > rung.more * here + EPS:
             before += rung.more * here
-            area += wider * here
             continue
         needed_s = max(0.0, (steps - before) / rung.more)
         cut_s = _cut(spans, start_s, due_s, needed_s, rung.degree)
-        return DegreePlan(spans, start_s, due_s, cut_s, index + 1, ladder.widest, area + wider * needed_s)
+        return DegreePlan(spans, start_s, due_s, cut_s, index + 1, ladder.widest)
     return None
 
 
@@ -267,8 +257,6 @@ class PackingRequest:
     due_s: float
     ways: tuple[PackingOption, ...]
     """The first one that is in time is taken."""
-    work_s: float
-    """Device-seconds that it takes at the least."""
     batch: bool = False
     """Whether it is of less priority than others."""
     stays: bool = False
@@ -416,7 +404,6 @@ class CandidateRow:
             self.start_s(now_s),
             self.row.due_s,
             tuple(ways),
-            self.work_s,
             self.row.priority is Priority.BATCH,
             self.stays,
         )

@@ -98,11 +98,6 @@ class SharedStep:
         return StepStart(tuple(each.row.key for each in self.rows), self.devices)
 
 
-def step_alone(each: CandidateRow, devices: Devices) -> SharedStep:
-    """The step of one row."""
-    return SharedStep((each,), devices, each.step_on_s(devices))
-
-
 def share_steps(
     now_s: float,
     steps: Sequence[SharedStep],
@@ -358,7 +353,6 @@ class ReplanningRule:
         devices: that the pool has when none is lost.
         switches: which of its parts are on.
         together: how long rows take that share a step; without it none do.
-        groups: subsets of the devices that may compute a step together; default the family of so many.
 
     Raises:
         ValueError: there is no family of groups for so many devices.
@@ -370,11 +364,10 @@ class ReplanningRule:
         switches: ReplanningOptions | None = None,
         *,
         together: SharedStepTime | None = None,
-        groups: Sequence[Devices] | None = None,
     ) -> None:
         self._switches = switches or ReplanningOptions()
         self._together = together if self._switches.shares else None
-        used = [group for group in groups or device_subsets(devices) if len(group) in self._switches.degrees]
+        used = [group for group in device_subsets(devices) if len(group) in self._switches.degrees]
         if not used:
             raise ValueError(f"{devices} devices need one of the degrees 1 to {devices}; received {switches}")
         self._subsets = DeviceSubsets(used)
@@ -449,7 +442,10 @@ class ReplanningRule:
             if each.kept and each.shape.pays and each.row.key not in chosen
         ]
         placed = self._subsets.place(seats, free, owned)
-        steps = [step_alone(chosen[key], devices) for key, devices in placed.items()]
+        steps = [
+            SharedStep((chosen[key],), devices, chosen[key].step_on_s(devices))
+            for key, devices in placed.items()
+        ]
         if self._together is None:
             return steps
         return share_steps(choice.now_s, steps, choice.waiting(), self._together, self._switches.cap_s)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs
+from giornata.packed.packing import BlockInputs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.families.network import ModelFamily

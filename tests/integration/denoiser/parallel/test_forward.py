@@ -9,8 +9,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, with_companions
 from giornata.packed.low_rank import low_rank
+from giornata.packed.packing import BlockInputs, CachedTokens, with_companions
 from giornata.packed.sharding import AllToAllGroup
 from giornata.planning.cost_model import StepParallelism
 from giornata.wire.values import BlockMode
@@ -23,7 +23,7 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroup, assign_members, halve_guidance, is_possible, shared
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute import tiny_flux

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.planning.cost_model import CostModel, DegreeFit, Profile
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart
@@ -28,7 +28,7 @@ from giornata_denoiser.controls.residuals import PoolControls
 from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.network import build_row, text_shapes
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts, groups_of, loaded, start_ranks
 from giornata_denoiser.pool.shared_memory import Arena

@@ -27,9 +27,8 @@ from giornata_denoiser.controls.residuals import (
 )
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.pool.rank import RankControls
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora, name_of
+from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora, TaylorRule, lora_set_name
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
 from tests.integration.denoiser.test_service_adapters import CPU, fitting
@@ -47,10 +46,12 @@ class Sets:
 
     def __init__(self, family: ModelFamily, *loras: RowLora) -> None:
         self.held_back: set[RowLora] = set()
-        self._sets = {name_of((lora,)): _random_set(family, lora, seed) for seed, lora in enumerate(loras)}
+        self._sets = {
+            lora_set_name((lora,)): _random_set(family, lora, seed) for seed, lora in enumerate(loras)
+        }
 
     def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
-        return None if self.held_back.intersection(loras) else self._sets[name_of(loras)]
+        return None if self.held_back.intersection(loras) else self._sets[lora_set_name(loras)]
 
 
 def _random_set(family: ModelFamily, lora: RowLora, seed: int) -> SequenceLoras:
@@ -60,7 +61,7 @@ def _random_set(family: ModelFamily, lora: RowLora, seed: int) -> SequenceLoras:
         if isinstance(layer, torch.nn.Linear):
             sides = (2, layer.in_features), (layer.out_features, 2)
             factors[path] = LowRankFactors(*(torch.randn(*side, generator=generator) * 0.1 for side in sides))
-    return SequenceLoras(name_of((lora,)), factors)
+    return SequenceLoras(lora_set_name((lora,)), factors)
 
 
 ONE, OTHER = RowLora("1" * 64), RowLora("2" * 64, scale=0.5)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
-from giornata_lora_store.headers import LoraSizeLimits, inspect_file
+from giornata_lora_store.validation import LoraSizeLimits, inspect_file
 from giornata_prepost.loras import normalisation
 from giornata_prepost.loras.normalisation import CheckpointModules, normalise
 from tests.integration.prepost.loras import namings, oracle

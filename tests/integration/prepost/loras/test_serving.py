@@ -25,12 +25,10 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.images.geometry import Size
+from giornata_prepost.encoding import TextFactors, TextLora, act_text_loras
+from giornata_prepost.families.pipeline import Tensors
+from giornata_prepost.images.pictures import Size
 from giornata_prepost.loras.canonical import (
-    TextFactors,
-    TextLora,
-    act_text_loras,
     read_text_part,
     write_canonical,
     write_text_part,

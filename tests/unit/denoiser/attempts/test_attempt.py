@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.blobs.store import MemoryBlobs
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField, RowPoisoned
 from giornata.wire.jobs import (
@@ -44,10 +43,11 @@ from giornata_denoiser.attempts.inputs import track_of
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import FailedRow, StepReport
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.fleet import CARD
 from tests.present import present
 from tests.unit.denoiser.engine.test_masked import OF

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.control.link import LinkLate, LinkLost
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import LinkLate, LinkLost
 from giornata.control.link.server import Listener
 from giornata.control.networks import ControlNet, load
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath, OpenControlReply
@@ -36,7 +36,7 @@ from giornata_denoiser.controls.residuals import (
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
 from giornata_denoiser.engine.slabs import WaitTimer
-from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.parts import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import LATENT, Spec

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
-from giornata.control.link import slabs
+from giornata.control.link import ControlFailed, slabs
 from giornata.control.link.client import ControlLink
-from giornata.control.link.messages import ControlFailed
 from giornata.control.link.server import Listener
 from giornata.wire.controlnets import (
     CloseControl,

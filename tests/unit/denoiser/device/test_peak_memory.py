@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens
+from giornata.packed.packing import BlockInputs, CachedTokens
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from giornata.control.flux import FluxControl
-from giornata.packed.compute_set import make_region, with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.packed.packing import to_device
+from giornata.packed.packing import make_region, to_device, with_companions
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.adapters import ControlKind
 from giornata.wire.errors import Failed
@@ -37,7 +36,7 @@ from giornata_denoiser.families.sampling import FlowMatching, shifted_always, sh
 from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.loras import LoraTiers
 from giornata_denoiser.profiling.measuring import RandomLoras
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.startup import memory_on, practice_row, rehearse

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
-from giornata.planning.cost_model import StepCosts
-from giornata.planning.operations import StepWork
+from giornata.packed.packing import BlockInputs, CachedTokens, Region, make_region
+from giornata.planning.operations import StepCosts, StepWork
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm

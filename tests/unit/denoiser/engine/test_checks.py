@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs
+from giornata.packed.packing import BlockInputs
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
 from giornata_denoiser.choices import EXACT

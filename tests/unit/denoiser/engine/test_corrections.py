@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.packed.compute_set import unite_regions
-from giornata.packed.packing import TraceLane
-from giornata.planning.cost_model import StepCosts
+from giornata.packed.packing import TraceLane, unite_regions
+from giornata.planning.operations import StepCosts
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import with_reuse
+from giornata_denoiser.attempts.inputs import TemplateReuse, with_reuse
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.step_budget import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux

@@ -18,8 +18,7 @@ from giornata.wire.models import Sampler
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_lab.bench.compute import tiny_flux

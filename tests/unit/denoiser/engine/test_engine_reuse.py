@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.packing import TraceLane
-from giornata.planning.operations import SequenceShape, StepWork, step_work
+from giornata.planning.operations import BatchRow, LoadLink, SequenceShape, StepWork, step_work
 from giornata.planning.plans import (
     BatchPlan,
     BatchPlanner,
@@ -25,7 +25,6 @@ from giornata.planning.plans import (
     plan_each_alone,
     uniform_modes,
 )
-from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import make_region
+from giornata.packed.packing import make_region
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.loading import (

@@ -20,7 +20,7 @@ from giornata_denoiser.engine.batch_tensors import LoraPart, LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowLora
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed

@@ -16,7 +16,7 @@ from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_lab.bench.compute import tiny_flux

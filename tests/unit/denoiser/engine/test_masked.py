@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
+from giornata.packed.packing import BlockInputs, CachedTokens, Region, make_region
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import blend, denoise_step
@@ -80,7 +80,7 @@ class Recorded:
 
 @dataclass
 class GivenResiduals:
-    """Satisfies :class:`giornata.packed.compute_set.Residuals`."""
+    """Satisfies :class:`giornata.packed.packing.Residuals`."""
 
     samples: Sequence[Tensor | None]
     whole: bool = True

@@ -19,8 +19,7 @@ from giornata.packed.attention import (
     varlen,
     varlen_across,
 )
-from giornata.packed.compute_set import PackedBatch, make_region
-from giornata.packed.packing import Segments, make_layout
+from giornata.packed.packing import PackedBatch, Segments, make_layout, make_region
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 

@@ -15,20 +15,18 @@ from torch import Tensor
 
 from giornata.packed import attention
 from giornata.packed.attention import DenseKV, grouped
-from giornata.packed.compute_set import BlockInputs, CachedTokens
-from giornata.planning.cost_model import StepCosts
+from giornata.packed.packing import BlockInputs, CachedTokens
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import with_reuse
+from giornata_denoiser.attempts.inputs import TemplateReuse, with_reuse
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import step_budget
 from giornata_denoiser.engine.step_budget import row_bytes
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import with_reuse
+from giornata_denoiser.attempts.inputs import TemplateReuse, with_reuse
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import step_budget
-from giornata_denoiser.engine.recorders import renew_steps
-from giornata_denoiser.engine.step_budget import row_bytes
+from giornata_denoiser.engine.step_budget import renew_steps, row_bytes
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec

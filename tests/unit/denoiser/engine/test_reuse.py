@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from giornata.packed.compute_set import make_region, region_of, unite_regions, with_companions
-from giornata.planning.cost_model import StepCosts
+from giornata.packed.packing import make_region, region_of, unite_regions, with_companions
+from giornata.planning.operations import StepCosts
 from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import attempt, inputs
-from giornata_denoiser.attempts.inputs import rows_of, with_reuse
+from giornata_denoiser.attempts.inputs import TemplateReuse, rows_of, with_reuse
 from giornata_denoiser.choices import BITS, CacheForm
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.parts import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import (
     CachedBlock,
@@ -34,8 +34,7 @@ from giornata_denoiser.rows.template import (
     store,
     template_noise,
 )
-from giornata_denoiser.templates import identity, runs
-from giornata_denoiser.templates.runs import TemplateReuse
+from giornata_denoiser.templates.runs import wanted_recording
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
@@ -220,7 +219,7 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(runs, "wanted_recording", watched("wanted", identity.wanted_recording))
+    monkeypatch.setattr(inputs, "wanted_recording", watched("wanted", wanted_recording))
     monkeypatch.setattr(inputs, "with_reuse", watched("reused", inputs.with_reuse))
     async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, Residuals
+from giornata.packed.packing import BlockInputs, Residuals
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.batch_tensors import ControlLost, ControlPart, with_residuals
-from giornata_denoiser.engine.engine import Engine, EngineLoop
+from giornata_denoiser.engine.engine import CALM, Engine, EngineLoop, MemoryLimit
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
-from giornata_denoiser.engine.step_budget import CALM, MemoryLimit, StepBudget, step_bytes
+from giornata_denoiser.engine.step_budget import StepBudget, step_bytes
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Row

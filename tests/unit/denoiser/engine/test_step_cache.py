@@ -11,9 +11,15 @@ from torch import Tensor
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_budget import row_bytes
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.parts import (
+    Adapters,
+    RowLora,
+    TaylorExpansion,
+    TaylorRule,
+    cache_bytes,
+    extrapolated,
+)
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, cache_bytes, extrapolated
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec

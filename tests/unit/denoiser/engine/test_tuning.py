@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from giornata.gpus import DeviceLedger
-from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
+from giornata.model_cards import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import StepWork
 from giornata.planning.plans import plan_each_alone, uniform_modes

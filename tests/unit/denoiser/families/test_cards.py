@@ -19,8 +19,13 @@ from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImageEdit
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
-from giornata_denoiser.families.network import REFERENCES, Grid, ReferencePolicy, reference_tokens
-from giornata_denoiser.families.rows import read_references
+from giornata_denoiser.families.network import (
+    REFERENCES,
+    Grid,
+    ReferencePolicy,
+    read_references,
+    reference_tokens,
+)
 from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.contract.messages import INSPECTION

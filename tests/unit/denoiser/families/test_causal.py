@@ -15,8 +15,7 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.step_budget import StepBudget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.network import PreparedSequence
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec

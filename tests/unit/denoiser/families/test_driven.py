@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.families import Family
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region, with_companions
+from giornata.packed.packing import BlockInputs, CachedTokens, Region, make_region, with_companions
 from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
 from giornata.wire.values import BlockMode

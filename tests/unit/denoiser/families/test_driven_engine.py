@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from giornata.packed.attention import CachedKVRecorder, DenseKV, KVPages
-from giornata.packed.compute_set import BlockInputs, CachedTokens, make_region, with_companions
+from giornata.packed.packing import BlockInputs, CachedTokens, make_region, with_companions
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT as AS_COMPUTED

@@ -18,8 +18,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras, low_rank
+from giornata.packed.packing import BlockInputs, CachedTokens
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
 from giornata_denoiser.families.network import ModelFamily

@@ -18,8 +18,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
-from giornata.packed.packing import maps_to_tiles, tiles_to_maps
+from giornata.packed.packing import (
+    BlockInputs,
+    CachedTokens,
+    Region,
+    make_region,
+    maps_to_tiles,
+    tiles_to_maps,
+)
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of
@@ -130,6 +136,18 @@ def test_masked_rows_beside_a_full_one_equal_diffusers_on_their_tiles(
         torch.testing.assert_close(out, wanted, atol=EXACT, rtol=0)
     (alone,) = predicted(of, rows[:1], where[:1], uses[:1])
     torch.testing.assert_close(found[0], alone, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
+@pytest.mark.parametrize("grid", [(1, 3), (3, 1)])
+def test_a_picture_one_tile_high_or_wide_is_recorded_and_taken_from(
+    shape: str, fill: bool, grid: tuple[int, int]
+) -> None:
+    model, of = pair(shape, fill)
+    row, place = tiny_unet.picture(of, grid), drawn(".#.")
+    (out,) = predicted(of, [row], [place], [taking(of, recorded(of, [row])[0], place)])
+    wanted = tiny_unet.alone(model, of, row)[place.computed]
+    torch.testing.assert_close(out, wanted, atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize(("shape", "fill"), KINDS)

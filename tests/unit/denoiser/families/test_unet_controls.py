@@ -13,8 +13,7 @@ from diffusers import ControlNetModel
 from torch import Tensor
 
 from giornata.control.networks import ControlNet, load
-from giornata.packed.compute_set import BlockInputs, CachedTokens
-from giornata.packed.packing import maps_to_tiles, tiles_to_maps
+from giornata.packed.packing import BlockInputs, CachedTokens, maps_to_tiles, tiles_to_maps
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
@@ -25,7 +24,7 @@ from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.parts import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.compute_set import BlockInputs, CachedTokens
-from giornata.planning.cost_model import StepCosts
-from giornata.planning.operations import TemplateRunScope
+from giornata.packed.packing import BlockInputs, CachedTokens
+from giornata.planning.operations import StepCosts, TemplateRunScope
 from giornata.scheduling.batch import RowKey
 from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode
@@ -24,14 +23,13 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.engine.step_budget import slab_bytes
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.fitting import calibrate
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
-from giornata_denoiser.templates.identity import form_of, storage_budget
+from giornata_denoiser.templates.runs import form_of, storage_budget
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn

@@ -35,8 +35,8 @@ from giornata_denoiser.pool.messages import (
 from giornata_denoiser.pool.rank import GroupFamilies, RankControls, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena, TensorPlaces, mapped_tensor
 from giornata_denoiser.pool.state import PoolState, RankKnowledge, RowStepStart, SharedRow, SharedRowStore
+from giornata_denoiser.rows.parts import TaylorRule
 from giornata_denoiser.rows.row import Prompt, RecordingSpec, Row
-from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.low_rank import BatchLoras, LoraSpans
-from giornata.planning.cost_model import LOAD, Profile, StepCosts
-from giornata.planning.operations import COMPUTE, NetworkOperations
+from giornata.planning.cost_model import Profile
+from giornata.planning.operations import COMPUTE, LOAD, NetworkOperations, StepCosts
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode

@@ -15,31 +15,26 @@ import structlog
 import torch
 
 from giornata import tensors
-from giornata.blobs import MemoryBlobs
 from giornata.families import Family as FamilyName
-from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding
 from giornata.wire.messages import RemoveTemplate, RunRequest
 from giornata.wire.requests import EditParameters, Reuse
+from giornata_denoiser.attempts.inputs import TemplateLookup, TemplateReuse
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
-from giornata_denoiser.templates.runs import (
-    PendingRegistration,
-    TemplateLookup,
-    TemplateRegistrations,
-    TemplateReuse,
-    TemplateRuns,
-)
+from giornata_denoiser.templates.runs import PendingRegistration, TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
 from tests.contract.messages import CARD
+from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.patience import HUNG_S

@@ -11,13 +11,12 @@ import torch
 
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import Tier
+from giornata_denoiser.attempts.inputs import TemplateReuse
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, store
-from giornata_denoiser.templates.identity import PINNED
-from giornata_denoiser.templates.runs import TemplateReuse
-from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTemplates, TemplateStore
+from giornata_denoiser.templates.store import EXPECTED, PINNED, CorrectionCache, FirstTemplates, TemplateStore
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -20,7 +20,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling import DiscreteTime, FlowMatching, shifted_by_size
 from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates import store as template_store
-from giornata_denoiser.templates.identity import (
+from giornata_denoiser.templates.runs import (
     ANYWHERE,
     LEVELS,
     LEVELS_TOGETHER,

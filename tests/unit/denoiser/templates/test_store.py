@@ -15,8 +15,7 @@ from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.choices import BITS
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates import store as template_store
-from giornata_denoiser.templates.identity import PINNED
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.store import PINNED, TemplateStore
 from tests.present import present
 from tests.unit.denoiser.templates.desk import same, template
 

@@ -43,7 +43,7 @@ def wish(
     key: str, due_s: float, steps: float, times: Times = LARGE, *, start_s: float = 0.0, **more: Any
 ) -> PackingRequest:
     ladder = degree_frontier(times, DEVICES)
-    return PackingRequest(key, start_s, due_s, (PackingOption(steps, ladder),), steps * ladder.work_s, **more)
+    return PackingRequest(key, start_s, due_s, (PackingOption(steps, ladder),), **more)
 
 
 def pieces(plan: DegreePlan) -> list[tuple[float, float, int]]:
@@ -72,14 +72,12 @@ def test_degrees_wider_than_the_pool_are_left_out() -> None:
 def test_a_row_with_time_has_the_cheapest_degree() -> None:
     plan = present(fit_degrees(EMPTY, 0.0, 20.0, 10, degree_frontier(FALLING, DEVICES)))
     assert pieces(plan) == [(0.0, 10.0, 1)]
-    assert plan.area == pytest.approx(10)
 
 
 def test_a_row_with_less_time_has_the_next_rung_first() -> None:
     plan = present(fit_degrees(EMPTY, 0.0, 8.0, 10, degree_frontier(FALLING, DEVICES)))
     assert [degree for *_, degree in pieces(plan)] == [2, 1]
     assert plan.cut_s == pytest.approx(3.0)
-    assert plan.area == pytest.approx(11)
 
 
 def test_a_row_waits_for_devices_that_are_held() -> None:
@@ -97,7 +95,6 @@ def test_what_a_plan_leaves_is_what_was_free_less_its_degrees() -> None:
     left = plan.left()
     for at_s in (0.5, 1.9, 2.1, 3.0, 4.9, 5.1):
         assert left.at(at_s) == plan.spans.at(at_s) - plan.degree(at_s)
-    assert plan.area == pytest.approx(plan.spans.area(9) - left.area(9))
 
 
 def test_rows_are_packed_by_deadline() -> None:
@@ -149,9 +146,7 @@ def wishes(draw: st.DrawFn) -> tuple[FreeDeviceSpans, list[PackingRequest]]:
         due_s = start_s + steps * ladder.fastest_s * draw(st.floats(0.5, 8))
         batch, stays = draw(st.booleans()), draw(st.booleans())
         ways = (PackingOption(steps, ladder),)
-        found.append(
-            PackingRequest(key, start_s, due_s, ways, steps * ladder.work_s, batch=batch, stays=stays)
-        )
+        found.append(PackingRequest(key, start_s, due_s, ways, batch=batch, stays=stays))
     return FreeDeviceSpans.of(0.0, devices, held), found
 
 
@@ -169,9 +164,6 @@ def test_packing_never_exceeds_capacity_and_makes_all_steps_in_time(
             made = sum((b - a) * rates[degree] for a, b, degree in pieces(plan))
             assert made == pytest.approx(each.ways[0].steps, abs=1e-3)
             assert all(each.start_s <= a and b <= each.due_s for a, b, _ in pieces(plan))
-            assert plan.area == pytest.approx(
-                sum((b - a) * degree for a, b, degree in pieces(plan)), abs=1e-3
-            )
 
 
 def _midpoints(spans: FreeDeviceSpans, plans: Sequence[DegreePlan]) -> list[float]:

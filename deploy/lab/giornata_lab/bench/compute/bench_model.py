@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.packed.compute_set import Region, make_region, region_of
 from giornata.packed.flux import FluxForward, Modulation
-from giornata.packed.packing import UNTRACED
+from giornata.packed.packing import UNTRACED, Region, make_region, region_of
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
@@ -30,16 +29,15 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxBatch, FluxFill
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import build_row
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
-from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
-from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels, Size
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.planning.cost_model import StepCosts
-from giornata.planning.operations import StepWork
+from giornata.planning.operations import StepCosts, StepWork
 from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
 from giornata.wire.requests import EditParameters
@@ -21,7 +20,7 @@ from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.step_plan import CostFollower, ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.identity import LEVELS
+from giornata_denoiser.templates.runs import LEVELS
 
 FORM: Final = DenoiserConfig.model_fields["template_form"].default
 BITS: Final = DenoiserConfig.template_bits

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import BlockInputs, CachedTokens, make_region, with_companions
 from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.packing import BlockInputs, CachedTokens, make_region, with_companions
 from giornata.planning.operations import step_work
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
@@ -20,8 +20,7 @@ from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.network import ModelFamily, build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row, RowInputs, RowReuse, RowWishes
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, template_noise
 from giornata_lab.bench.compute import engines

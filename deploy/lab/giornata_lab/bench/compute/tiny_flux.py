@@ -12,8 +12,7 @@ from torch import Tensor
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.flux import FluxFill, FluxInpaint
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.network import ModelFamily, build_row
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Row, Snapshot
 

@@ -11,7 +11,7 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.packing import Region, make_region
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import SequenceInputs
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of

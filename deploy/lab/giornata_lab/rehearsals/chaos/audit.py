@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.faults import Inflicted, Kind
 from giornata_lab.rehearsals.chaos.load import Outcome
 from giornata_lab.rehearsals.chaos.look import Blob, OutcomeRecord, ProcessUsage, Streams
-from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.plan import NATS, VALKEY
 
 EXCUSED: Final = frozenset({"attempts_exhausted", "deadline_exceeded"})
 """Errors by which a disturbed job may end: it lost every worker, or its time went by. All others blame the edit, or are

@@ -16,8 +16,8 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lab.rehearsals.chaos.load import AT_ONCE, Pace
 from giornata_lab.rehearsals.chaos.look import ProcessUsage, usage
+from giornata_tools.launcher.plan import NATS, VALKEY
 from giornata_tools.launcher.process import LaunchError, StackProcess
-from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import Stack, answers_200
 from giornata_tools.launcher.warden import signal_group
 

@@ -19,7 +19,7 @@ from tenacity.retry import retry_if_result
 
 from giornata.blobs.redis import PREFIX
 from giornata.bus import bus
-from giornata.retries import COMING_UP_S, ask_jetstream
+from giornata.bus.connection import COMING_UP_S, ask_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import DoneEvent, EventKind

@@ -17,8 +17,16 @@ from typing import Final, cast
 
 import numpy as np
 
-from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, complete_weights, fit
-from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, SequenceShape, step_work
+from giornata.planning.cost_model import DegreeFit, LinearFit, Profile, fit
+from giornata.planning.operations import (
+    ADAPTING,
+    COMPUTE,
+    LOAD,
+    NETWORK,
+    SequenceShape,
+    complete_weights,
+    step_work,
+)
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload

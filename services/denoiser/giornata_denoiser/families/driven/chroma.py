@@ -9,8 +9,8 @@ import torch
 from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
 from torch import Tensor
 
-from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.packed.packing import Rotary
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.network import TRAIN_TIMESTEPS, Grid, cell_positions

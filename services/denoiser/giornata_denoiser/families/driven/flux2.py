@@ -10,17 +10,16 @@ from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DMo
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.packed.packing import Rotary
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import JointAttention, ParallelAttention, by_head
-from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix, multiplications, spec
+from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix, multiplications, numbered, spec
 from giornata_denoiser.families.network import (
     TRAIN_TIMESTEPS,
     Grid,
     ReferencePolicy,
     cell_positions,
-    numbered,
     reference_tokens,
 )
 from giornata_denoiser.families.sampling import shifted_by_steps

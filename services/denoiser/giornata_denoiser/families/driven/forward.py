@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.attention import Attention
-from giornata.packed.compute_set import BlockInputs, PackedBatch
-from giornata.packed.elementwise import rotate
+from giornata.packed.attention import Attention, rotate
 from giornata.packed.forward import AttentionSite, PackedForward, Prefilled, TokenStream
-from giornata.packed.packing import Segments
+from giornata.packed.packing import BlockInputs, PackedBatch, Segments
 from giornata.packed.sharding import ShardedBatch
 
 
@@ -99,34 +97,31 @@ def _set_apart(lengths: tuple[int, ...], behind: tuple[int, ...], device: torch.
 Activation = Callable[[Tensor], Tensor]
 
 
+class NoForward:
+    """No forward is under way; stands where a :class:`DrivenForward` stands."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("a driven block runs within a forward alone")
+
+
 class TransformerHooks:
     """The hooks of one transformer, and the forward that they read: one at a time, on the thread that predicts."""
 
     def __init__(self) -> None:
-        self._forward: DrivenForward | None = None
+        self.forward = cast("DrivenForward", NoForward())
+        """The present forward."""
         self._layers: list[tuple[nn.Module, Activation]] = []
         self.width = 0
         """Channels of all vectors of one step."""
 
-    @property
-    def forward(self) -> DrivenForward:
-        """The present forward.
-
-        Raises:
-            RuntimeError: a module runs outside of :meth:`running`.
-        """
-        if self._forward is None:
-            raise RuntimeError("a driven block runs within a forward alone")
-        return self._forward
-
     @contextmanager
     def running(self, forward: DrivenForward) -> Iterator[DrivenForward]:
         """Have the hooks read `forward`, and what they read before again afterwards."""
-        before, self._forward = self._forward, forward
+        before, self.forward = self.forward, forward
         try:
             yield forward
         finally:
-            self._forward = before
+            self.forward = before
 
     def spread(
         self,

@@ -13,16 +13,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed.attention import Attention, CachedKV, CachedKVRecorder, DenseKV
-from giornata.packed.compute_set import BlockInputs, ComputeSet, PackedBatch, Rotary
 from giornata.packed.forward import Prefilled, TokenStream
 from giornata.packed.low_rank import SequenceLoras, Where, is_text_layer
-from giornata.packed.packing import UNTRACED, LaneTracer, Segments, make_layout, to_device
+from giornata.packed.packing import (
+    UNTRACED,
+    BlockInputs,
+    ComputeSet,
+    LaneTracer,
+    PackedBatch,
+    Rotary,
+    Segments,
+    make_layout,
+    to_device,
+)
 from giornata.packed.sharding import ShardedBatch
 from giornata.planning.operations import group_blocks
 from giornata.tensors import EMBEDS
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import CleanTokens, DrivenForward, TransformerHooks, by_head
 from giornata_denoiser.families.network import (
+    PATCH,
     TRAIN_TIMESTEPS,
     Grid,
     Network,
@@ -32,6 +42,31 @@ from giornata_denoiser.families.network import (
 )
 from giornata_denoiser.families.weights import load_flow
 from giornata_denoiser.rows.row import Prompt
+
+
+def by_channel(patches: Tensor) -> Tensor:
+    """(tokens, pixels and their channels) as latents are packed: (tokens, channels and their pixels)."""
+    tokens, width = patches.shape
+    return patches.view(tokens, PATCH**2, width // PATCH**2).transpose(1, 2).flatten(1)
+
+
+def by_pixel(patches: Tensor) -> Tensor:
+    """The inverse of :func:`by_channel`."""
+    tokens, width = patches.shape
+    return patches.view(tokens, width // PATCH**2, PATCH**2).transpose(1, 2).flatten(1)
+
+
+def of_complex(turns: Tensor) -> Rotary:
+    """The rotary embedding of complex numbers of length 1, (tokens, head_dim / 2), one a pair of neighbours."""
+    cosine, sine = (part.repeat_interleave(2, dim=1) for part in (turns.real, turns.imag))
+    return cosine, sine
+
+
+def numbered(tokens: int, device: torch.device, *, axis: int, axes: int, first: int = 0) -> Tensor:
+    """(tokens, axes) int64: tokens that count along one axis, from `first`, and are at 0 on the others."""
+    places = torch.zeros(tokens, axes, dtype=torch.long, device=device)
+    places[:, axis] = torch.arange(first, first + tokens, device=device)
+    return places
 
 
 def multiplications(*modules: nn.Module) -> float:

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed.attention import Beside
-from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
-from giornata.packed.packing import Segments
+from giornata.packed.packing import Rotary, Segments
 from giornata.tensors import EMBEDS
 from giornata.wire.models import FLOW_MATCHING, WITH_LIGHTNING, Sampler
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix
-from giornata_denoiser.families.network import Grid, Network, PromptBuilder, ReferencePolicy, of_complex
+from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix, of_complex
+from giornata_denoiser.families.network import Grid, Network, PromptBuilder, ReferencePolicy
 from giornata_denoiser.rows.row import Prompt
 
 

@@ -10,15 +10,15 @@ from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.packed.packing import Rotary
 from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.network import PATCH, Grid, PromptBuilder, by_channel
+from giornata_denoiser.families.driven.network import DrivenNetwork, by_channel, multiplications, spec
+from giornata_denoiser.families.network import PATCH, Grid, PromptBuilder
 from giornata_denoiser.families.sampling import shifted_always
 from giornata_denoiser.rows.row import Prompt
 

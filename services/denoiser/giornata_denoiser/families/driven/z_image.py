@@ -9,23 +9,27 @@ import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 from torch import Tensor
 
-from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.packed.packing import Rotary
 from giornata.tensors import EMBEDS
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import SelfAttention
-from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
+from giornata_denoiser.families.driven.network import (
+    DrivenNetwork,
+    by_channel,
+    by_pixel,
+    multiplications,
+    numbered,
+    of_complex,
+    spec,
+)
 from giornata_denoiser.families.network import (
     PATCH,
     TRAIN_TIMESTEPS,
     Grid,
     PromptBuilder,
-    by_channel,
-    by_pixel,
     cell_positions,
     guide_beyond,
-    numbered,
-    of_complex,
 )
 from giornata_denoiser.families.sampling import shifted_evenly
 from giornata_denoiser.rows.row import Prompt

@@ -15,9 +15,16 @@ from torch.nn.functional import pixel_unshuffle
 
 from giornata.control.networks import skip_channels
 from giornata.packed.attention import choose_cross_attention
-from giornata.packed.compute_set import BlockInputs, CachedTokens, KVSource
 from giornata.packed.low_rank import BatchLoras, SequenceLoras, Where
-from giornata.packed.packing import UNTRACED, LaneTracer, maps_to_tiles, tiles_to_maps
+from giornata.packed.packing import (
+    UNTRACED,
+    BlockInputs,
+    CachedTokens,
+    KVSource,
+    LaneTracer,
+    maps_to_tiles,
+    tiles_to_maps,
+)
 from giornata.tensors import EMBEDS, POOLED, SIZES
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase

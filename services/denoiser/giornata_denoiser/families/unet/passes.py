@@ -17,9 +17,18 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Crossing
-from giornata.packed.compute_set import ActivationRecorder, BlockInputs, Region, Residuals
 from giornata.packed.low_rank import LowRankHooks, convolve
-from giornata.packed.packing import UNTRACED, LaneTracer, Segments, TraceLane, tiles_to_maps
+from giornata.packed.packing import (
+    UNTRACED,
+    ActivationRecorder,
+    BlockInputs,
+    LaneTracer,
+    Region,
+    Residuals,
+    Segments,
+    TraceLane,
+    tiles_to_maps,
+)
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import Grid
@@ -415,4 +424,4 @@ class MapPass(UnetPass):
         """(tiles, cells, heads, head_dim) of one picture's (cells, heads, head_dim)."""
         rows, columns = self._grid
         of_map = keys.reshape(1, rows * leaf.side, columns * leaf.side, -1)
-        return cut(of_map, self._grid)[0].view(rows * columns, leaf.cells, *keys.shape[1:])
+        return cut(of_map, self._grid)[0].reshape(rows * columns, leaf.cells, *keys.shape[1:])

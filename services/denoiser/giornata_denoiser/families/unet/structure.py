@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.compute_set import Region
-from giornata.packed.packing import Segments, to_device
+from giornata.packed.packing import Region, Segments, to_device
 from giornata.wire.models import BORDER, MOMENTS, BlockSpec
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Attention, DenseKV, Gather, KVPages, PageDestination, ProjectedKV
-from giornata.packed.compute_set import KVSource
 from giornata.packed.low_rank import convolve
+from giornata.packed.packing import KVSource
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.unet.passes import (
     PassInputs,
