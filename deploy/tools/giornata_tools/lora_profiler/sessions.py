@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import nats.errors
 
@@ -31,9 +31,11 @@ from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import FleetSummary
-from giornata_tools.launcher.stack import Stack
 from giornata_tools.lora_profiler.probes import Probe, built_in
 from giornata_tools.lora_profiler.profiler import Done, LoraProfile, LoraProfiler, ProbeSetting
+
+if TYPE_CHECKING:
+    from giornata_tools.launcher.stack import Stack
 
 # The models that are served, as the router tells.
 
