@@ -234,7 +234,7 @@ def test_the_profiler_starts_where_no_launcher_is_installed() -> None:
     absent = {name.replace("-", "_") for name in _names(extras["local"]) - there}
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({absent})); "
-        "import giornata_tools.lora_profiler.sessions"
+        "import giornata_tools.lora_profiler.profiler"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
