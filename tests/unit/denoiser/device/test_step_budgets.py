@@ -47,7 +47,7 @@ from giornata_denoiser.rows.parts import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, bits_of
 from giornata_denoiser.startup import memory_on, practice_row, rehearse
-from giornata_lab.bench.compute import families, tiny_flux, tiny_unet
+from giornata_lab.bench.compute import models, tiny_flux, tiny_unet
 from giornata_lab.bench.compute.models import REAL, flux
 from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.tiny_flux import Spec
@@ -407,7 +407,7 @@ FAMILIES: Final = {
 def family_of(name: str, changed: Mapping[str, Any]) -> ModelFamily:
     if name == "flux":
         return flux({**REAL, **changed}, torch.bfloat16, CUDA)
-    return families.family(name, published=True, dtype=torch.bfloat16, device=CUDA, changed=changed)
+    return models.family(name, published=True, dtype=torch.bfloat16, device=CUDA, changed=changed)
 
 
 def entry_of(family: ModelFamily, tokens: int, world: World) -> Entry:

@@ -139,6 +139,18 @@ def test_masked_rows_beside_a_full_one_equal_diffusers_on_their_tiles(
 
 
 @pytest.mark.parametrize(("shape", "fill"), KINDS)
+@pytest.mark.parametrize("grid", [(1, 3), (3, 1)])
+def test_a_picture_one_tile_high_or_wide_is_recorded_and_taken_from(
+    shape: str, fill: bool, grid: tuple[int, int]
+) -> None:
+    model, of = pair(shape, fill)
+    row, place = tiny_unet.picture(of, grid), drawn(".#.")
+    (out,) = predicted(of, [row], [place], [taking(of, recorded(of, [row])[0], place)])
+    wanted = tiny_unet.alone(model, of, row)[place.computed]
+    torch.testing.assert_close(out, wanted, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
 def test_float32_errs_no_more_than_diffusers(shape: str, fill: bool) -> None:
     (exact_model, exact_of), (model, of) = pair(shape, fill), pair(shape, fill, torch.float32)
     row, exact_row = pictures(of)[0], pictures(exact_of)[0]

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from giornata.scheduling.placement import TemplateRunPolicy
+from giornata.wire.jobs import picture_id
 from giornata.wire.models import BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.templates import picture_id
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.choices import BITS, EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig

@@ -424,4 +424,4 @@ class MapPass(UnetPass):
         """(tiles, cells, heads, head_dim) of one picture's (cells, heads, head_dim)."""
         rows, columns = self._grid
         of_map = keys.reshape(1, rows * leaf.side, columns * leaf.side, -1)
-        return cut(of_map, self._grid)[0].view(rows * columns, leaf.cells, *keys.shape[1:])
+        return cut(of_map, self._grid)[0].reshape(rows * columns, leaf.cells, *keys.shape[1:])
