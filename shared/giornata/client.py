@@ -26,7 +26,7 @@ from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.tracing import TRACEPARENT
 from giornata.wire import codec, messages, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
@@ -48,7 +48,13 @@ from giornata.wire.messages import (
     StateEvent,
     StepEvent,
 )
-from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
+from giornata.wire.requests import (
+    EditParameters,
+    GenerationParameters,
+    asked,
+    named_control_images,
+    named_references,
+)
 
 __all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]
 
@@ -253,7 +259,9 @@ class Client:
             traceparent: the caller's span (W3C Trace Context), which the edit's trace goes on from.
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
         """
-        pictures = {"image": image, "mask": mask} | named_references(reference) | _controls(control_image)
+        pictures = (
+            {"image": image, "mask": mask} | named_references(reference) | named_control_images(control_image)
+        )
         told = asked(EditParameters, {"prompt": prompt, **parameters})
         return await self._submitted(
             subjects.EDIT,
@@ -288,7 +296,7 @@ class Client:
             traceparent: as of :meth:`edit`.
             parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
         """
-        pictures = named_references(reference) | _controls(control_image)
+        pictures = named_references(reference) | named_control_images(control_image)
         told = asked(GenerationParameters, {"prompt": prompt, **parameters})
         return await self._submitted(
             subjects.GENERATE,
@@ -408,12 +416,6 @@ class Client:
             edit.receive_reply(message)
         else:
             edit.receive_progress(message)
-
-
-def _controls(images: Sequence[bytes]) -> dict[str, bytes]:
-    """Control images by name; InvalidField where there are more than a request may bring."""
-    check_control_images(len(images))
-    return named_control_images(images)
 
 
 def _headers(idempotency_key: str | None, traceparent: str | None) -> dict[str, str] | None:

@@ -127,7 +127,7 @@ class Fleet(LastSeenTimes[str]):
         return [service for service in services if not self.ready(service)]
 
     def cards(self) -> dict[str, ModelCard]:
-        """The models that can be asked for, by name; see :func:`served`."""
+        """The models that can be asked for, by name; see :func:`served_models`."""
         return served_models(self.all())
 
 

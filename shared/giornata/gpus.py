@@ -122,12 +122,12 @@ async def gpus_of(
 ) -> AsyncIterator[tuple[C, tuple[HostDevice, ...]]]:
     """`config` of a process that sees no GPU but its own, and the GPUs that the instance computes on.
 
-    They are those that it claims (:func:`claimed`), or the one that it is told; none on a CPU, and none of a pool that
-    claims nothing: its ranks tell theirs. `named` asks CUDA for a GPU's name.
+    They are those that it claims (:func:`claim_gpus`), or the one that it is told; none on a CPU, and none of a pool
+    that claims nothing: its ranks tell theirs. `named` asks CUDA for a GPU's name.
 
     Raises:
         NoFreeDevice: other instances of `service` have too many of them.
-        Failed: the configuration names a GPU that torch does not see; or as :func:`claimed`.
+        Failed: the configuration names a GPU that torch does not see; or as :func:`claim_gpus`.
     """
     async with claim_gpus(
         service, config.instance, config.device_claims, config.gpus_wanted, seen=seen

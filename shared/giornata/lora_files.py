@@ -62,7 +62,7 @@ log = structlog.get_logger(__name__)
 
 
 class LoraUpload:
-    """A file that is sent. Make it with :func:`sending`."""
+    """A file that is sent. Make it with :func:`open_upload`."""
 
     def __init__(self, bus: Bus, tenant: str | None) -> None:
         self._bus, self._tenant = bus, tenant
@@ -71,11 +71,6 @@ class LoraUpload:
         self._digest = hashlib.sha256()
         self.sent_bytes = 0
         """Acknowledged bytes."""
-
-    async def begin(self) -> UploadProgress:
-        """Announce the file, and hear how large it may be."""
-        request = BeginUpload(upload_id=self.upload_id, tenant=self._tenant, remaining_ms=ANSWER_MS)
-        return await _asked(self._bus, "begin", request, UploadProgress)
 
     async def write(self, data: bytes) -> None:
         """Send whole pieces; what is left over goes with the next ones."""
@@ -130,8 +125,9 @@ class LoraUpload:
 async def open_upload(bus: Bus, tenant: str | None = None) -> AsyncIterator[LoraUpload]:
     """An upload that has begun; it is dropped where its sender fails. `tenant`: whose LoRA it becomes, if it does."""
     upload = LoraUpload(bus, tenant)
+    begin = BeginUpload(upload_id=upload.upload_id, tenant=tenant, remaining_ms=ANSWER_MS)
     try:
-        await upload.begin()
+        await _asked(bus, "begin", begin, UploadProgress)
         yield upload
     except BaseException:
         await asyncio.shield(upload.drop())
@@ -163,7 +159,7 @@ async def read_pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIter
 
 
 async def fetch(bus: Bus, file: StoredFile, path: Path, limit_bytes: int) -> None:
-    """Write a file of the store to `path`; raises as :func:`pieces`, and OSError where the disk fails."""
+    """Write a file of the store to `path`; raises as :func:`read_pieces`, and OSError where the disk fails."""
     with path.open("wb") as target:
         async for piece in read_pieces(bus, file, limit_bytes):
             await asyncio.to_thread(target.write, piece)
@@ -177,8 +173,7 @@ async def _asked(bus: Bus, verb: subjects.LoraVerb, request: BaseModel, reply: t
         deadline = Deadline.after_ms(limit_ms)
         return await bus.call(subjects.lora(verb), request, reply, deadline, limit_bytes=MESSAGE_BYTES)
 
-    again = retry_soon((ServiceUnavailable, DeadlineExceeded), RESTART_S)
-    return await again(ask)
+    return await retry_soon((ServiceUnavailable, DeadlineExceeded), RESTART_S)(ask)
 
 
 ALPHA: Final = ".alpha"

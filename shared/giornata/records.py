@@ -203,8 +203,8 @@ class RecordBucket(Generic[R]):
             async for entry in watcher:
                 if entry is None:
                     continue
-                if entry.operation is None and entry.value is not None:
-                    found[entry.key] = codec.decode(self.kind, entry.value)
+                if (record := self._told(entry)) is not None:
+                    found[entry.key] = record
                 else:
                     found.pop(entry.key, None)
                 if not entry.delta:
@@ -236,8 +236,7 @@ class RecordBucket(Generic[R]):
         async with self._watching(pattern) as watcher:
             async for entry in watcher:
                 if entry is not None:
-                    gone = entry.operation is not None or entry.value is None
-                    yield entry.key, None if gone else codec.decode(self.kind, entry.value or b"")
+                    yield entry.key, self._told(entry)
 
     async def until(self, key: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at `deadline`."""
@@ -249,12 +248,18 @@ class RecordBucket(Generic[R]):
                 async for entry in watcher:
                     if entry is None:
                         continue
-                    if entry.operation is not None or entry.value is None:
+                    if (told := self._told(entry)) is None:
                         raise self._none(key)
-                    record = codec.decode(self.kind, entry.value)
+                    record = told
                     if condition(record):
                         break
         return record
+
+    def _told(self, entry: KeyValue.Entry) -> R | None:
+        """The record in an entry; None where it tells that the record was deleted."""
+        if entry.operation is not None or entry.value is None:
+            return None
+        return codec.decode(self.kind, entry.value)
 
     def _none(self, key: str) -> GiornataError:
         return self.missing(received=key.rpartition(".")[2])
@@ -331,8 +336,8 @@ class BucketMirror(Generic[R]):
         self._bucket = bucket
         self._stream, self._keys = bucket_stream(bucket.name), f"$KV.{bucket.name}."
         self._owners: dict[str, dict[str, R]] = {}
-        self._seen = 0
-        """The last sequence of the bucket's stream that is here."""
+        self.seen = 0
+        """What :meth:`refresh` has read up to, in the bucket's stream; the records are the same while it is."""
         self._refreshing = asyncio.Lock()
 
     def of(self, owner: str) -> list[R]:
@@ -343,26 +348,21 @@ class BucketMirror(Generic[R]):
         """Every owner's records, as :meth:`of`."""
         return [record for owned in self._owners.values() for record in owned.values()]
 
-    @property
-    def seen(self) -> int:
-        """Return what :meth:`refresh` has read up to; the records are the same while it is."""
-        return self._seen
-
     async def refresh(self) -> None:
         """Take every change that was acknowledged before the call."""
         async with self._refreshing:
             last = (
                 await ask_jetstream(partial(self._bucket.jetstream.stream_info, self._stream))
             ).state.last_seq
-            behind = last - self._seen
+            behind = last - self.seen
             if behind < 0 or behind > FEW + sum(map(len, self._owners.values())):
                 self._owners = _keep({}, (await self._bucket.everything()).items())  # made again, or quicker
             elif behind:
                 await self._read_changes(last)
-            self._seen = last
+            self.seen = last
 
     async def _read_changes(self, last: int) -> None:
-        sequence = self._seen
+        sequence = self.seen
         while sequence < last:
             ask = partial(
                 self._bucket.jetstream.get_msg, self._stream, sequence + 1, f"{self._keys}>", next=True

@@ -24,13 +24,13 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import NEGATIVE
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import LoadSample, ServiceName, Tier
+from giornata.wire.workers import LoadSample, ServiceName
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
+from giornata_denoiser.engine.loading import Loader, device_for, load_teller
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.network import ModelFamily, build_row, text_shapes
@@ -105,14 +105,8 @@ def engine_of(
     _tell(config, checkpoint, memory)
     trace = Trace(device) if config.trace_folder is not None else None
 
-    def loaded(load: FinishedSlabLoad) -> None:
-        # On a GPU the loader's thread only gives orders; the profile tells how long they take.
-        if device.type == "cpu" and load.size_bytes:
-            model.observe_load(load.size_bytes, load.ms)
-            told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load.ms))
-
     try:
-        with Loader(on_loaded=loaded) as loader:
+        with Loader(on_loaded=load_teller(device, model, told)) as loader:
             reusing = reusing_of(config.correction_bits, device, memory, loader, model)
             yield Engine(
                 checkpoint.family,

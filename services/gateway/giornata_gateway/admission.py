@@ -108,25 +108,21 @@ class KeyFile:
     def current(self) -> KeysFile:
         """The keys as the file has them, or had them when it could last be read."""
         now_s = self._clock()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._look()
-        return self._keys
-
-    def _look(self) -> None:
+        if now_s - self._looked_s < LOOK_S:
+            return self._keys
+        self._looked_s = now_s
         version: _Version | None = None
         try:
             version = self._found()
-            if version == self._version:
-                return
-            self._keys = parse(self._path.read_bytes())
-            log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
+            if version != self._version:
+                self._keys = parse(self._path.read_bytes())
+                log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
         except (OSError, KeysFileError) as error:
             if version != self._version:
-                log.error(
-                    "api_keys_not_read", path=str(self._path), why=_why(error), kept=len(self._keys.keys)
-                )
+                kept = len(self._keys.keys)
+                log.error("api_keys_not_read", path=str(self._path), why=_why(error), kept=kept)
         self._version = version  # found before the keys: a file that changed in between is read again
+        return self._keys
 
     def _found(self) -> _Version:
         found = self._path.stat()
@@ -153,7 +149,6 @@ ROOM_S: Final = 30.0
 """How long an answer waits for room."""
 GRACE_S: Final = 2.0
 """An answer that is younger is not cut off for another tenant's."""
-CROWDED: Final = "Too many pictures are being received; try again later."
 
 
 @dataclass
@@ -271,7 +266,9 @@ class ByteReservation:
 
     def _refusal(self) -> Overloaded:
         self._pool.outcomes[self.holding.tenant, "refused"] += 1
-        return TooManyRequests(CROWDED, retry_after_s=RETRY_AFTER_S)
+        return TooManyRequests(
+            "Too many pictures are being received; try again later.", retry_after_s=RETRY_AFTER_S
+        )
 
 
 class MemoryLimiter:

@@ -40,6 +40,7 @@ from giornata_gateway.jobs.preparation import (
     JobPreparer,
     SegmentationClient,
     StandaloneMask,
+    check_stored,
 )
 from giornata_gateway.jobs.resources import Loras, TemplateRegistry
 from giornata_gateway.jobs.submission import AdmittedJob, JobEnds, JobLedger, JobSubmitter
@@ -214,7 +215,8 @@ class Gateway:
         if known is not None:  # nothing is computed, and its pictures may be gone
             stay = stay or held.enter_context(self.places.held(order.tenant))
             return AdmittedJob(known, order.deadline, stay, known=True)
-        await self.preparation.check_blobs(order)
+        for name, picture in order.pictures.items():
+            await check_stored(self.blobs, name, picture)
         started_s = time.monotonic()
         stay = stay or self.stay_of(order, held)
         if order.template_id is not None:

@@ -20,7 +20,6 @@ from giornata.api_keys import Tenant as TenantName
 from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import codec, resolution, subjects
-from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, JobRecord, JobState
 from giornata.wire.messages import (
@@ -40,13 +39,20 @@ from giornata.wire.messages import (
     StateEvent,
 )
 from giornata.wire.models import Task
-from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
+from giornata.wire.requests import (
+    REFERENCE,
+    EditParameters,
+    GenerationParameters,
+    asked,
+    check_count,
+    named_control_images,
+)
 from giornata.wire.subjects import NatsRole, inbox
 from giornata_gateway.admission import Tenant
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.jobs.events import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import HEADER as IDEMPOTENCY_KEY
-from giornata_gateway.jobs.preparation import EditOrder, StandaloneMask, read_key
+from giornata_gateway.jobs.preparation import EditOrder, read_key
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.rules.forms import TemplateId, check_filled, check_no_key, check_source
 from giornata_gateway.views.jobs import error_of, forecast_fields
@@ -213,7 +219,6 @@ def check_envelope(envelope: GenerateEnvelope, tenant: Tenant, limit_bytes: int)
         )
     check_time(envelope.remaining_ms)
     check_count(len(envelope.reference))
-    check_control_images(len(envelope.control_image))
     check_pictures(envelope.brought, tenant, limit_bytes)
     if isinstance(envelope, EditEnvelope):
         check_source(envelope.image, envelope.template_id)
@@ -362,7 +367,14 @@ class NatsEndpoints:
         with gateway.uploads.growing(tenant) as grow:
             grow(MESSAGE_COPIES * inline_bytes(envelope.brought))
             async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
-                return await self._mask_made(shown, tenant)
+                pictures = shown.pictures
+                sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
+                inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
+                room_bytes = MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)
+                async with gateway.answers.room(tenant, room_bytes):
+                    pngs = {ref.key: await gateway.blobs.get(ref) for ref in inline}
+                shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
+                return mask_made(shown.reply, pngs)
 
     async def cancel(self, message: CancelMessage, reply: str) -> JobAck:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
@@ -400,15 +412,6 @@ class NatsEndpoints:
         await self.gateway.bus.client.publish(
             subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
-
-    async def _mask_made(self, shown: StandaloneMask, tenant: Tenant) -> MaskMessageReply:
-        pictures = shown.pictures
-        sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
-        inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
-        async with self.gateway.answers.room(tenant, MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)):
-            pngs = {ref.key: await self.gateway.blobs.get(ref) for ref in inline}
-        shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
-        return mask_made(shown.reply, pngs)
 
     async def _reply(self, record: JobRecord, tenant: Tenant) -> EditReply:
         error = error_of(record)

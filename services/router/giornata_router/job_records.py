@@ -25,11 +25,20 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import (
+    Assignment,
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    RowRecord,
+    picture_id,
+)
 from giornata.wire.messages import DoneEvent, EventKind, StateEvent
 from giornata.wire.requests import Reuse, extrapolated_steps
 from giornata.wire.resolution import guided_by
-from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 from giornata_router.leadership import LeaseEndedError
 
@@ -435,7 +444,7 @@ class LiveJobRecord:
         """The latest revision that is known.
 
         Raises:
-            EndedError: it is terminal.
+            JobEndedError: it is terminal.
             JobCancelled: a cancel was asked for.
         """
         heed_cancel()

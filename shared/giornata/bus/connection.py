@@ -69,7 +69,7 @@ class LostError(nats.errors.Error):
 
 
 class FailFastNatsClient(Client):
-    """A client whose requests fail when they are refused or the connection is lost. Make it with :func:`opened`."""
+    """A client whose requests fail when refused, or when the connection is lost. Make it with :func:`open_client`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -479,12 +479,12 @@ def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     """Rotary embedding of (tokens, heads, head_dim), pairs of neighbouring channels as complex numbers, in float32.
 
-    As `apply_rotary_emb` of diffusers, bit for bit.
+    As `apply_rotary_emb` of diffusers: bit for bit where a processor's vectors divide a head, and in fewer passes.
     """
-    cosine, sine = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
-    real, imaginary = heads.reshape(*heads.shape[:-1], heads.shape[-1] // 2, 2).unbind(-1)
-    turned = torch.stack((-imaginary, real), dim=-1).flatten(-2)
-    return (heads.float() * cosine + turned.float() * sine).to(heads.dtype)
+    cosine, sine = (part[:, ::2] for part in rotary)
+    pairs = torch.view_as_complex(heads.float().reshape(*heads.shape[:-1], -1, 2))
+    turned = pairs * torch.complex(cosine, sine).unsqueeze(1)
+    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
 
 
 TORCH = ElementwiseOps(modulated, gated, rotated, attended, beside_gelu, gather)

@@ -309,7 +309,7 @@ def by_sequence(of_rows: Sequence[Sequence[T]]) -> tuple[T, ...]:
 
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosine and sine, (tokens, head_dim) float32 each."""
+"""Cosine and sine, (tokens, head_dim) float32 each, equal for both channels of a pair."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
 """Scheduling: which rows run where, and in which order. Pure.
 
-:mod:`scheduler` is what a scheduler is asked and answers. The router and the simulator apply the same decisions; the
+`scheduler.py` is what a scheduler is asked and answers. The router and the simulator apply the same decisions; the
 denoiser has its batch from here. `now` is an argument everywhere, in seconds of any monotonic clock.
 """

@@ -17,7 +17,7 @@ from giornata.scheduling.degrees.plans import (
     make_candidate,
     pack_deadlines,
 )
-from giornata.scheduling.degrees.pool import MOST_DEVICES, Devices, PoolRow, Times, device_subsets
+from giornata.scheduling.degrees.pool import Devices, PoolRow, Times, device_subsets
 from giornata.scheduling.demand import (
     JobDemand,
     PlacementEstimate,
@@ -29,7 +29,7 @@ from giornata.scheduling.demand import (
     shape_of,
 )
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import RankPhase, RowProgress, WorkerState
+from giornata.wire.workers import RowProgress
 
 GUIDED: Final = 2
 """Sequences of a row with true classifier-free guidance: the only one that has halves."""
@@ -175,14 +175,6 @@ def _row_ms(pace: StepTimeModel, size: StepSize, *, moved: bool) -> float:
         return joining_ms + pace.row_ms(shape.whole, BlockMode.FULL)
     load = shape.load(pace, reuses=size.reuses, renewed_every=size.renewed_every)
     return joining_ms + load.step_ms
-
-
-def pool_of(pace: StepTimeModel, shown: WorkerState, before: PoolRows | None = None) -> PoolRows | None:
-    """Return what makes the rows of a worker; None where one device computes. `before` was made for the same pace."""
-    devices = min(MOST_DEVICES, sum(rank.phase is RankPhase.READY for rank in shown.ranks))
-    if devices <= 1:
-        return None
-    return before if before is not None and before.devices == devices else PoolRows(pace, devices)
 
 
 class PoolRows:

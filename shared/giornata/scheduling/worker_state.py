@@ -14,7 +14,7 @@ from typing import Final
 from giornata.residency.use_based import HostTiers
 from giornata.scheduling.adapters import LoraLoadTimes, PendingAdapterLoads, fastest_tiers
 from giornata.scheduling.cost_models import UNTOLD
-from giornata.scheduling.degrees.pool import PoolRow
+from giornata.scheduling.degrees.pool import MOST_DEVICES, PoolRow
 from giornata.scheduling.demand import (
     UNIT,
     FinishEstimator,
@@ -27,8 +27,8 @@ from giornata.scheduling.demand import (
     remaining_steps,
     shape_of,
 )
-from giornata.scheduling.pool_rows import PoolFinishEstimator, PoolRows, pool_of
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
+from giornata.scheduling.pool_rows import PoolFinishEstimator, PoolRows
+from giornata.wire.workers import RankPhase, RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
 """Job and attempt."""
@@ -482,3 +482,11 @@ class WorkerIndex:
         totals = worker.totals or self._sum_up(worker)
         self._work.put(name, totals.work_ms)
         self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
+
+
+def pool_of(pace: StepTimeModel, shown: WorkerState, before: PoolRows | None = None) -> PoolRows | None:
+    """Return what makes the rows of a worker; None where one device computes. `before` was made for the same pace."""
+    devices = min(MOST_DEVICES, sum(rank.phase is RankPhase.READY for rank in shown.ranks))
+    if devices <= 1:
+        return None
+    return before if before is not None and before.devices == devices else PoolRows(pace, devices)

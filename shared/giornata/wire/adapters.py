@@ -6,13 +6,12 @@ that sees a control image and adds to what the network's blocks make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final, Self, TypeVar
+from typing import Annotated, Final, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from giornata.wire.errors import InvalidField
 from giornata.wire.values import RecordModel, WireModel
 
 MAX_LORAS: Final = 4
@@ -22,8 +21,6 @@ CONTROL_IMAGE: Final = "control_image"
 """Name of the messages' field."""
 CONTROL_IMAGES: Final = tuple(f"{CONTROL_IMAGE}_{index}" for index in range(MAX_CONTROLNETS))
 """Names of the files that a request brings as control images, as :attr:`AskedControl.image` counts them."""
-
-T = TypeVar("T")
 
 
 class LoraWait(StrEnum):
@@ -100,14 +97,6 @@ class AskedControl(RecordModel):
         if self.start >= self.end:
             raise ValueError(f"start must be below end, received {self.start} and {self.end}")
         return self
-
-
-def named_once(loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
-    """`loras`, each of which is another one; ValueError names the first that comes twice."""
-    twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
-    if twice:
-        raise ValueError(f"names {twice[0]} twice")
-    return loras
 
 
 def joined_at(share: float, asked: Mapping[str, object]) -> float:
@@ -210,19 +199,3 @@ def control_name(index: int) -> str:
 def control_field(index: int) -> str:
     """The name of the request's file that is its control image `index`."""
     return f"{CONTROL_IMAGE}_{index}"
-
-
-def check_control_images(count: int) -> None:
-    """Raise InvalidField where a request brings more control images than ControlNets could see."""
-    if count > MAX_CONTROLNETS:
-        raise InvalidField(
-            "The request brings too many control images.",
-            field=CONTROL_IMAGE,
-            received=f"{count} pictures",
-            accepted=f"at most {MAX_CONTROLNETS}",
-        )
-
-
-def named_control_images(images: Sequence[T]) -> dict[str, T]:
-    """Control images by the names of their files, in their order."""
-    return dict(zip(CONTROL_IMAGES, images, strict=False))

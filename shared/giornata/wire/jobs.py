@@ -12,7 +12,7 @@ from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, Reuse, evaluations_of
-from giornata.wire.values import CellMap, ComputeTimes, Grain, RecordModel, StageTimes
+from giornata.wire.values import CellMap, ComputeTimes, Grain, RecordModel, StageTimes, digest_of
 
 # The job that a request becomes, and what prepost's stages measure and encode for it.
 #
@@ -390,3 +390,8 @@ class JobRecord(RecordModel):
     def images(self) -> tuple[RowRecord, ...]:
         """Rows whose picture is ready."""
         return tuple(row for row in self.rows if row.image is not None)
+
+
+def picture_id(tenant: str, template_key: str) -> str:
+    """The beginning of the ids of all recordings of one picture (`template_key`: model and pixels) of one tenant."""
+    return digest_of(tenant, template_key)

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.templates import digest_of
-from giornata.wire.values import RecordModel, WireModel
+from giornata.wire.values import RecordModel, WireModel, digest_of
 
 # LoRAs: their records, and the questions to the LoRA store and to prepost.
 #

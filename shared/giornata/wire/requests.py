@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from giornata.wire.adapters import (
+    CONTROL_IMAGE,
     CONTROL_IMAGES,
     MAX_CONTROLNETS,
     MAX_LORAS,
@@ -25,7 +26,6 @@ from giornata.wire.adapters import (
     AskedLora,
     LoraWait,
     joined_at,
-    named_once,
 )
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.models import (
@@ -58,6 +58,18 @@ def named_references(references: Sequence[T]) -> dict[str, T]:
     return {reference_name(index): reference for index, reference in enumerate(references)}
 
 
+def named_control_images(images: Sequence[T]) -> dict[str, T]:
+    """Control images by the names of their files, in their order; InvalidField where they are more than are taken."""
+    if len(images) > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request brings too many control images.",
+            field=CONTROL_IMAGE,
+            received=f"{len(images)} pictures",
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
+    return dict(zip(CONTROL_IMAGES, images, strict=False))
+
+
 def check_count(count: int) -> None:
     """Raise InvalidField where a request brings more references than any model takes."""
     if count > MAX_REFERENCES:
@@ -67,6 +79,14 @@ def check_count(count: int) -> None:
             received=f"{count} pictures",
             accepted=f"at most {MAX_REFERENCES}",
         )
+
+
+def named_once(loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
+    """`loras`, each of which is another one; ValueError names the first that comes twice."""
+    twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
+    if twice:
+        raise ValueError(f"names {twice[0]} twice")
+    return loras
 
 
 MAX_WORDS: Final = 200

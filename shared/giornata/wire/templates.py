@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from enum import StrEnum
 from typing import Final
 
@@ -10,7 +9,7 @@ from giornata.wire.errors import ErrorBody, TemplateMismatch
 from giornata.wire.jobs import BlobRef, Inspection, check_version
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.values import RecordModel, WireModel
+from giornata.wire.values import RecordModel, WireModel, digest_of
 
 # Registered templates. A template is a picture, kept for its edits, and the recordings that template runs
 # left of it.
@@ -134,16 +133,6 @@ def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameter
         if received not in accepted:
             raise TemplateMismatch(field=field, received=received, accepted=text)
     return parameters.model_copy(update={"model": record.model, "size": record.size})
-
-
-def picture_id(tenant: str, template_key: str) -> str:
-    """The beginning of the ids of all recordings of one picture (`template_key`: model and pixels) of one tenant."""
-    return digest_of(tenant, template_key)
-
-
-def digest_of(*parts: object) -> str:
-    """32 hexadecimal digits of values with a stable `repr`."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 # Webhooks of jobs: what is kept of one until its receiver has taken it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeAlias
@@ -116,3 +117,8 @@ def not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be blank")
     return text
+
+
+def digest_of(*parts: object) -> str:
+    """32 hexadecimal digits of values with a stable `repr`."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

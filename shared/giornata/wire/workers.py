@@ -340,7 +340,7 @@ class WorkerState(WireModel):
     """Time since the present step began; 0 between steps."""
     templates: TemplateCounters | None = None
     resident: dict[Tier, tuple[str, ...]] | None = None
-    """Ids (:func:`giornata.wire.templates.picture_id`) of pictures with a recording here, at most 256 a tier, the last
+    """Ids (:func:`giornata.wire.jobs.picture_id`) of pictures with a recording here, at most 256 a tier, the last
     used first. None: as the worker told last; telemetry has them when they change, and every few seconds
     (:mod:`giornata.bus.bus`).
     """

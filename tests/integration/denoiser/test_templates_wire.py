@@ -13,6 +13,7 @@ from giornata.deadlines import Deadline
 from giornata.planning.plans import plan_each_alone, uniform_modes
 from giornata.records import TemplateRecords
 from giornata.wire import subjects, templates
+from giornata.wire.jobs import picture_id
 from giornata.wire.messages import (
     PrefetchTemplate,
     RecordRequest,
@@ -21,7 +22,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
+from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import TemplateCounters, Tier
 from giornata_denoiser import startup

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from giornata_lab.baseline.server import Baseline, BatchPolicy, serving
-from giornata_lab.loadgen.pictures import generated, mask, mask_file
+from giornata_lab.loadgen.driver import generated, mask, mask_file
 from giornata_lab.loadgen.workload import MaskShape
 
 SIZE = (64, 48)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from giornata.packed.attention import varlen
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_lab.bench.compute.batches import Batches
+from giornata_lab.bench.compute.rows import Batches
 from giornata_lab.bench.options import family_option, rows_of, shared
 from giornata_lab.flags import parsed
 

@@ -14,8 +14,9 @@ import torch
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_lab.bench.compute.bench_model import BenchModel, Request
-from giornata_lab.bench.compute.published_caches import (
+from giornata_lab.bench.compute.bench_model import (
+    BenchModel,
+    Request,
     TeaCache,
     TeaCachePolynomial,
     calibrate,
@@ -26,7 +27,7 @@ from giornata_lab.bench.compute.published_caches import (
 )
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.reuse_quality import MODEL
-from giornata_lab.model.painter import beside_tokens
+from giornata_lab.model.fill import beside_tokens
 
 STEPS = 4
 SIDE = 64

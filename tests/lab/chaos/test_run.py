@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.rehearsals.chaos.__main__ import run
 from giornata_lab.rehearsals.chaos.faults import Kind, Server
-from giornata_lab.rehearsals.chaos.run import run
 
 EDITS = 48
 FAULTS = 9

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giornata_lab.baseline.server import BaselineOptions
-from giornata_lab.loadgen.pictures import generated
+from giornata_lab.loadgen.driver import generated
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import up

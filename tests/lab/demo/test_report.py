@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from giornata.wire.values import StageTimes
+from giornata_gateway.views.jobs import LoraShare
 from giornata_lab.demo.report import (
     ORACLE_LIMIT,
     AdapterReport,
     DemoReport,
     EditReport,
-    LoraFigures,
     ServiceReport,
     failings,
     max_abs_diff,
     mean_abs_diff,
 )
-from giornata_lab.model.adapters.card import AdapterKind
+from giornata_lab.model.adapters.lessons import AdapterKind
 
 
 def edit(**changes: object) -> EditReport:
@@ -96,7 +96,7 @@ def adapter(**changes: object) -> AdapterReport:
         name="swapped",
         kind=AdapterKind.LORA,
         does="exchanges colours",
-        loras=(LoraFigures(id="lora_1", scale=1),),
+        loras=(LoraShare(id="lora_1", scale=1),),
         controlnets=(),
         loras_from=0,
         without=edit(name="swapped", oracle_max_abs_diff=None),

@@ -47,21 +47,6 @@ def test_no_rate_and_no_variation_below_nothing(rate: float, cv: float) -> None:
         arrival_times(rate, 1.0, 0, cv)
 
 
-def test_requests_drawn_one_by_one_vary_more_than_equal_shares_and_are_not_told_by_their_times() -> None:
-    def spread_of(*, independent: bool) -> float:
-        drawn = (
-            [r.mask_ratio for r in draw([0.0] * 40, PRODUCTION, seed, independent=independent)]
-            for seed in range(40)
-        )
-        return statistics.stdev(statistics.mean(ratios) for ratios in drawn)
-
-    assert spread_of(independent=True) > 5 * spread_of(independent=False)
-    times = arrival_times(1.0, 2000.0, 5)
-    gaps = [after - before for before, after in pairwise([0.0, *times])]
-    ratios = [request.mask_ratio for request in draw(times, PRODUCTION, 5, independent=True)]
-    assert abs(statistics.correlation(gaps, ratios)) < 0.1
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_few_requests_still_have_productions_masks_steps_and_pictures(seed: int) -> None:
     found = draw([float(number) for number in range(60)], PRODUCTION, seed)

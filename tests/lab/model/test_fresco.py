@@ -14,11 +14,11 @@ from safetensors import safe_open
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_lab.model.architecture import TEXT_TOKENS
+from giornata_lab.model.fill import TEXT_TOKENS
 from giornata_lab.model.scenes import SceneTask, shapes
-from giornata_lab.quality import cases, checker
+from giornata_lab.quality import cases
 from giornata_lab.quality.cases import QualityCase
-from giornata_lab.quality.metrics import psnr_db
+from giornata_lab.quality.metrics import check, psnr_db
 from giornata_tools.checkout import TRAINED
 
 LARGEST_BYTES = 16 << 20
@@ -74,7 +74,7 @@ def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, si
     chosen = cases.spread(slots, 12)
     for slot in chosen:
         case = cases.draw(slot)
-        found = checker.check(edit(pipeline, case, slot.index), case.bare, case.scene.mask)
+        found = check(edit(pipeline, case, slot.index), case.bare, case.scene.mask)
         right += found.is_a(slot.colour, slot.shape)
     assert right >= len(chosen) * 3 / 4, f"{right} of {len(chosen)} edits were right"
 

@@ -15,9 +15,9 @@ from PIL import Image
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_lab.model.architecture import TEXT_TOKENS, shifted
+from giornata_lab.model.fill import TEXT_TOKENS, shifted
 from giornata_lab.model.scenes import SceneTask, sample, shapes
-from giornata_lab.model.train import autoencoder, decoder, painter, pool
+from giornata_lab.model.train import autoencoder, painter, run
 from giornata_lab.model.train.__main__ import main
 from giornata_lab.model.train.run import CurriculumStage, StagePlan, TrainingStateUnusable, load_state
 from giornata_tools.checkout import TRAINED
@@ -36,11 +36,11 @@ def ended(arguments: list[str]) -> object:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoencoder, "POOL", 8)
     monkeypatch.setattr(autoencoder, "MEASURED", 4)
-    monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
+    monkeypatch.setattr(run, "FIRST", dict.fromkeys(run.FIRST, 2))
     for name in ("PAINTER", "GUIDANCE"):
         course = replace(getattr(painter, name), stages=(CurriculumStage(1.01, {48: 1.0}),), rows={48: 2})
         monkeypatch.setattr(painter, name, course)
-    monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
+    monkeypatch.setattr(autoencoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
 
 def plan(folder: Path, steps: int) -> StagePlan:
@@ -61,7 +61,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
 
     painter.distil(plan(tmp_path, 1))
     before = autoencoder.load(tmp_path).state_dict()
-    decoder.run(plan(tmp_path, 1))
+    autoencoder.refine(plan(tmp_path, 1))
     after = autoencoder.load(tmp_path).state_dict()
     changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"decoder"}, "latents stay what the transformer was trained on"

@@ -12,11 +12,11 @@ from safetensors import safe_open
 from transformers import AutoProcessor, CLIPSegForImageSegmentation
 
 from giornata_lab.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
-from giornata_lab.model.adapters.card import sha256_of
+from giornata_lab.model.adapters.lessons import sha256_of
 from giornata_lab.model.scenes import SceneTask, sample
 from giornata_lab.model.scenes.shapes import overlap
 from giornata_lab.model.segmenter.__main__ import SIDES
-from giornata_lab.model.segmenter.judging import WEIGHTS, ReferenceSegmenter, judge, read_card
+from giornata_lab.model.segmenter.clipseg import WEIGHTS, ReferenceSegmenter, judge, read_card
 from giornata_lab.model.segmenter.scenes import NAMES, seen
 from giornata_lab.model.train import export, segmenter
 from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable

@@ -8,26 +8,26 @@ import pytest
 import torch
 from diffusers import FluxFillPipeline
 
-from giornata_lab.model import architecture, latents
+from giornata_lab.model import fill
 from giornata_lab.model.train.run import Muon, load_state, orthogonalise, save_state
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:
-    z = torch.randn(2, architecture.LATENT_CHANNELS, 12, 12)
-    tokens = latents.pack(z)
+    z = torch.randn(2, fill.LATENT_CHANNELS, 12, 12)
+    tokens = fill.pack(z)
     torch.testing.assert_close(
         tokens, FluxFillPipeline._pack_latents(z, 2, z.shape[1], 12, 12), rtol=0, atol=0
     )
     ids = FluxFillPipeline._prepare_latent_image_ids(1, 6, 6, torch.device("cpu"), torch.float32)
-    torch.testing.assert_close(latents.positions(6), ids, rtol=0, atol=0)
-    moved = latents.positions(6, 3, 5) - latents.positions(6)
+    torch.testing.assert_close(fill.positions(6), ids, rtol=0, atol=0)
+    moved = fill.positions(6, 3, 5) - fill.positions(6)
     assert (moved == torch.tensor([0, 3, 5])).all()
 
 
 def test_a_masks_pixels_stay_in_their_token() -> None:
     mask = torch.zeros(1, 48, 48)
     mask[0, 17, 42] = 1
-    tokens = latents.pack_mask(mask)
+    tokens = fill.pack_mask(mask)
     assert tokens.shape == (1, 36, 64)
     assert tokens[0].any(-1).nonzero().flatten().tolist() == [2 * 6 + 5]
 

@@ -11,10 +11,9 @@ import torch
 from click.testing import CliRunner
 from diffusers import StableDiffusionInpaintPipeline
 
-from giornata_lab.model import yardstick
-from giornata_lab.model.architecture import autoencoder as untrained_autoencoder
+from giornata_lab.model.fill import autoencoder as untrained_autoencoder
 from giornata_lab.model.train import __main__ as program
-from giornata_lab.model.train import autoencoder, pool, unet
+from giornata_lab.model.train import autoencoder, run, unet
 from giornata_lab.model.train.run import CurriculumStage, StagePlan, load_state
 
 SIDE = 64
@@ -23,10 +22,10 @@ SIDE = 64
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny network, and batches of two."""
-    monkeypatch.setattr(yardstick, "WIDTHS", (8, 16, 16))
-    monkeypatch.setattr(yardstick, "HEADS", 2)
-    monkeypatch.setattr(yardstick, "NORM_GROUPS", 4)
-    monkeypatch.setattr(pool, "FIRST", {SIDE: 2})
+    monkeypatch.setattr(unet, "WIDTHS", (8, 16, 16))
+    monkeypatch.setattr(unet, "HEADS", 2)
+    monkeypatch.setattr(unet, "NORM_GROUPS", 4)
+    monkeypatch.setattr(run, "FIRST", {SIDE: 2})
     course = replace(unet.UNET, stages=(CurriculumStage(1.01, {SIDE: 1.0}),), rows={SIDE: 2})
     monkeypatch.setattr(unet, "UNET", course)
 
@@ -34,9 +33,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A training folder with an autoencoder of random weights and a narrow posterior."""
-    vae = untrained_autoencoder(yardstick.LATENTS)
+    vae = untrained_autoencoder(unet.LATENTS)
     with torch.no_grad():  # the pipeline samples the posterior, training takes its mode: here they are one
-        vae.encoder.conv_out.bias[yardstick.LATENTS.channels :] = -30
+        vae.encoder.conv_out.bias[unet.LATENTS.channels :] = -30
     vae.register_to_config(scaling_factor=2.0)
     autoencoder.write(vae, tmp_path)
     return tmp_path
@@ -80,4 +79,4 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     }
     pipeline = StableDiffusionInpaintPipeline.from_pretrained(folder / "checkpoint", dtype=torch.float32)
     assert (pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels) == (9, 4)
-    assert pipeline.tokenizer.model_max_length == yardstick.TEXT_TOKENS
+    assert pipeline.tokenizer.model_max_length == unet.TEXT_TOKENS

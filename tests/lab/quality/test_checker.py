@@ -10,8 +10,7 @@ from PIL import Image, ImageFilter
 
 from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask, shapes
 from giornata_lab.quality.cases import QualityCase, draw, slots, spread
-from giornata_lab.quality.checker import NOTHING, check
-from giornata_lab.quality.metrics import Pixels
+from giornata_lab.quality.metrics import NOTHING, Pixels, check
 
 
 @pytest.fixture(scope="module")

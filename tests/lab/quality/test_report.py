@@ -11,10 +11,10 @@ from giornata.wire.requests import EditParameters
 from giornata_lab.model.scenes import SceneTask
 from giornata_lab.quality import report
 from giornata_lab.quality.cases import QualityCase, draw, slots, spread
-from giornata_lab.quality.checker import DetectedShape
 from giornata_lab.quality.evaluation import assess
 from giornata_lab.quality.metrics import (
     PSNR_CEILING_DB,
+    DetectedShape,
     Scored,
     ScoredAddition,
     ScoredRemoval,

@@ -146,7 +146,6 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
             st.just(PLAIN),
             rows=st.integers(1, 5),
             slowness=st.sampled_from([1.0, 1.7]),
-            noise=st.sampled_from([0.0, 0.3]),
             storage=st.sampled_from([TemplateStorage(), TemplateStorage(2.0, 3.0, 10.0)]),
         ),
         min_size=1,
@@ -196,12 +195,6 @@ def test_what_is_edited_again_is_recorded_and_then_reused() -> None:
     assert latencies[2:] == pytest.approx([masked, masked])
     assert summary(run).recorded == 1
     assert (summary(run).hits_memory, summary(run).misses) == (2, 2)
-
-
-def test_what_is_registered_is_recorded_at_first_sight() -> None:
-    jobs = [job(number, float(number)) for number in range(2)]
-    run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0, registered=frozenset({"t0"})))
-    assert run.latencies()[1] == pytest.approx(0.15)
 
 
 def test_a_template_on_disk_is_read_before_its_edit_and_the_least_used_goes_first() -> None:

@@ -64,6 +64,12 @@ def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
     assert {"nats", "valkey"} <= service["depends_on"].keys()
 
 
+def test_up_can_wait_for_every_service(compose: dict[str, Any]) -> None:
+    """Compose 2.26 fails for a service whose probe is switched off."""
+    probes = {name: service.get("healthcheck", {}) for name, service in compose["services"].items()}
+    assert [name for name, probe in probes.items() if probe.get("disable")] == []
+
+
 def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) -> None:
     gateway = compose["services"]["gateway"]
     told = {

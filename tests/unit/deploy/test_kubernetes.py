@@ -27,13 +27,14 @@ from giornata_gateway.metrics import Metrics
 from giornata_gateway.webhooks import may_connect
 from tests.fakes.published import published
 from tests.patience import HUNG_S
-from tests.unit.deploy.kustomize import Resource, build, identity
 from tests.unit.deploy.overlays import (
     BUILT,
     OURS,
     ROOT,
     SERVERS,
     WORKLOADS,
+    Resource,
+    build,
     compose,
     config_of,
     container_of,
@@ -41,6 +42,7 @@ from tests.unit.deploy.overlays import (
     every_overlay,
     every_service,
     every_workload,
+    identity,
     named,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Collection
@@ -225,6 +226,17 @@ def test_an_extra_is_what_its_sources_import_besides(folder: Path, name: str) ->
 
 def test_what_the_launcher_starts_is_in_its_extra() -> None:
     assert _names(_extras(TOOLS)["local"]) >= SERVICES
+
+
+def test_the_profiler_starts_where_no_launcher_is_installed() -> None:
+    extras = _extras(TOOLS)
+    there = _names(extras["profiling"]) | _names(_project(SHARED)["dependencies"])
+    absent = {name.replace("-", "_") for name in _names(extras["local"]) - there}
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent})); "
+        "import giornata_tools.lora_profiler.profiler"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_tests_import_nothing_that_came_by_chance() -> None:

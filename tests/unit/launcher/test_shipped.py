@@ -11,7 +11,7 @@ from giornata.model_cards import digest
 from giornata.wire.workers import ServiceName
 from giornata_lab.demo.demo import DemoOptions
 from giornata_lab.demo.demo import plan as demo_plan
-from giornata_lab.model.adapters import card
+from giornata_lab.model.adapters import lessons
 from giornata_tools.checkout import SEGMENTER, TRAINED
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.models import (
@@ -36,14 +36,14 @@ def test_the_trained_model_is_served_with_the_controlnets_that_ship() -> None:
     kept = replace(OURS, env={"GIORNATA_PROFILE": "p"})
     ours, other = with_controlnets((kept, OTHER), {})
     (folder,) = map(Path, ours.env[NETS].split(","))
-    assert folder == card.read("outline").file.parent
+    assert folder == lessons.read_card("outline").file.parent
     assert ours.env["GIORNATA_PROFILE"] == "p"
     assert other == OTHER
 
 
 def test_the_folder_of_shared_loras_is_that_of_the_trained_model() -> None:
     folder = Path(shared_loras((OTHER, OURS), {})[LORAS])
-    assert folder / TRAINED.name / "swapped.safetensors" == card.read("swapped").file
+    assert folder / TRAINED.name / "swapped.safetensors" == lessons.read_card("swapped").file
 
 
 @pytest.mark.parametrize("model", [OTHER, replace(OURS, name="mine")], ids=["another", "renamed"])

@@ -85,7 +85,8 @@ def test_normed_and_rotated_heads_are_the_twins(
 ) -> None:
     width, image = 2 * pairs, [length + 1 for length in lengths]
     places = make_layout(lengths, image, DEVICE)
-    rotary = random((2, sum(lengths) + sum(image), width), torch.float32, seed)
+    angles_of = random((2, sum(lengths) + sum(image), pairs), torch.float32, seed)
+    rotary = angles_of.repeat_interleave(2, dim=2)
     counts = (sum(lengths), sum(image)) if streams == 2 else (sum(lengths) + sum(image),)
 
     def projected(tokens: int, number: int) -> QKVProjection:
@@ -129,9 +130,9 @@ def test_the_twin_is_diffusers_bit_for_bit() -> None:
         wanted, factor, *_ = norm(x[None, start:end], emb=conditioning[index : index + 1])
         assert torch.equal(modulated[start:end], wanted[0])
         assert torch.equal(gated[start:end], x[start:end] + factor * wanted[0])
-    heads, weight = random((7, 3, 8), torch.float32, 2).cpu(), random((8,), torch.float32, 3).cpu()
-    cosine, sine = random((2, 7, 8), torch.float32, 4).cpu()
-    own = torch.nn.RMSNorm(8, eps=1e-6)
+    heads, weight = random((7, 3, 16), torch.float32, 2).cpu(), random((16,), torch.float32, 3).cpu()
+    cosine, sine = random((2, 7, 8), torch.float32, 4).cpu().repeat_interleave(2, dim=2)
+    own = torch.nn.RMSNorm(16, eps=1e-6)
     own.weight.data = weight
     wanted = apply_rotary_emb(own(heads)[None], (cosine, sine), sequence_dim=1)[0]
     assert torch.equal(TORCH.rotated(heads, HeadNorm(weight, 1e-6), (cosine, sine)), wanted)

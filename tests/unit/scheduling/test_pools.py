@@ -19,7 +19,8 @@ from giornata.scheduling.demand import (
 )
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.pool_rows import PoolFinishEstimator, pool_of
+from giornata.scheduling.pool_rows import PoolFinishEstimator
+from giornata.scheduling.worker_state import pool_of
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.workers import (
     DegreeCosts,

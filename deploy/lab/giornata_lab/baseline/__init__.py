@@ -5,10 +5,6 @@ other. A batch is of rows that are alike in size, steps, guidance and strength; 
 first row has waited for the window. Who comes meanwhile waits for the next. Pictures are prepared and finished by the
 pipeline itself, as in diffusers' guide to servers.
 
-Read in this order:
-
-* :mod:`giornata_lab.baseline.server` - what a request says
-* :mod:`giornata_lab.baseline.server` - which rows are the next batch
-* :mod:`giornata_lab.baseline.pipeline` - the pipeline, called with a batch
-* :mod:`giornata_lab.baseline.server` - the queue, the HTTP server around it, and the program
+Read in this order: `server` (what a request says, which rows are the next batch, the queue, the HTTP server around it
+and the program), `pipeline` (the pipeline, called with a batch).
 """

@@ -33,8 +33,6 @@ from giornata_prepost.images.masks import edited_region
 from giornata_prepost.images.pictures import decode
 from giornata_tools.lora_profiler.probes import png
 
-# Which rows are the next batch. Pure.
-
 
 @dataclass(eq=False)
 class BatchCandidate:
@@ -72,9 +70,6 @@ def next_batch(waiting: Sequence[Row], rule: BatchPolicy, now: float) -> list[Ro
     if waiting and now >= waiting[0].since + rule.window_s:
         return batches[0]
     return next((batch for batch in batches if len(batch) == rule.size), [])
-
-
-# What a request says. Pure.
 
 
 MULTIPLE: Final = 16
@@ -131,9 +126,6 @@ def size_of(form: BaselineForm, image: Image.Image) -> tuple[int, int]:
             accepted=f"sides from {MULTIPLE} pixels, {MAX_PIXELS} pixels at most",
         )
     return width // MULTIPLE * MULTIPLE, height // MULTIPLE * MULTIPLE
-
-
-# The queue of rows, the one thread that computes them, the HTTP server around both, and the program.
 
 
 @dataclass(frozen=True)

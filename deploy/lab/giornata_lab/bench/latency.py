@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import click
+import numpy as np
 import torch
 
 from giornata_lab.bench.compute.models import TOKEN_PIXELS, described
@@ -136,35 +137,39 @@ def _measured(
     lines = []
     for share in options.shares:
         rate = share * full / mean_images
-        latencies: dict[str, list[float]] = {name: [] for name in options.systems}
+        windows: dict[str, list[list[float]]] = {name: [] for name in options.systems}
         for repeat in range(options.repeats):
             seed = options.seed + repeat
             times = arrival_times(rate, options.seconds, seed) or [0.0]
             trace = arrivals(times, drawn, images, seed)
             turn = options.systems[:: 1 if repeat % 2 == 0 else -1]  # so that none has the quicker machine
             for name in turn:
-                latencies[name] += served(name, parts, trace)
+                windows[name].append(served(name, parts, trace))
         lines += [
-            _line(share, rate, name, found, latencies[options.systems[0]])
-            for name, found in latencies.items()
+            _line(share, rate, name, found, windows[options.systems[0]]) for name, found in windows.items()
         ]
     return lines
 
 
-def _line(
-    share: float, rate: float, name: str, found: Sequence[float], baseline: Sequence[float]
-) -> dict[str, Any]:
-    p50, p95, base50, base95 = (percentile(of, share) for of in (found, baseline) for share in (50, 95))
+_Windows = Sequence[Sequence[float]]
+
+
+def _line(share: float, rate: float, name: str, found: _Windows, baseline: _Windows) -> dict[str, Any]:
+    """Ratios are medians, with the quartiles, over windows of the same arrivals: one slow minute spoils one of them."""
+    figures: dict[str, Any] = {}
+    for percent in (50, 95):
+        own, other = ([percentile(window, percent) for window in of] for of in (found, baseline))
+        low, middle, high = np.percentile(np.array(other) / own, (25, 50, 75)).round(3)
+        figures |= {f"P{percent} ratio": float(middle), f"P{percent} quartiles": f"{low:g} to {high:g}"}
+        figures[f"P{percent} s"] = round(percentile([one for window in found for one in window], percent), 3)
+    slower = figures["P50 ratio"] < 1
     return {
         "of saturation": share,
         "requests/s": round(rate, 4),
         "system": name,
-        "P50 ratio": round(base50 / p50, 3),
-        "P95 ratio": round(base95 / p95, 3),
-        "P50 s": round(p50, 3),
-        "P95 s": round(p95, 3),
-        "requests": len(found),
-        "note": "slower than the baseline" if p50 > base50 else "",
+        **figures,
+        "requests": sum(map(len, found)),
+        "note": "slower than the baseline" if slower else "",
     }
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +28,6 @@ from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs
-from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
@@ -41,43 +39,15 @@ from giornata_lab.bench.harness import compared, wait_for, write
 from giornata_lab.bench.options import rows_of, shared
 from giornata_lab.flags import Several, option, parsed
 
-
-@dataclass(frozen=True)
-class BlockCosts:
-    """Milliseconds of one row's step."""
-
-    blocks: dict[BlockMode, tuple[float, ...]]
-    """Milliseconds of every block by mode; all that a block takes is on the device."""
-    around_ms: float
-    """What a step takes besides its blocks."""
-
-    def mean_ms(self, mode: BlockMode) -> float:
-        """Mean time of a block in `mode`."""
-        return statistics.mean(self.blocks[mode])
-
-
-def block_costs(family: ModelFamily, row: Row, slabs: Slabs, repeats: int) -> BlockCosts:
-    """Medians of `repeats` steps of each mode, in turns, after one that warms up, from their traces."""
-    assembly = assemble(family, [row])
-    blocks: dict[BlockMode, list[list[float]]] = {mode: [] for mode in BlockMode}
-    around: list[float] = []
-    for turn in range(repeats + 1):
-        for mode in BlockMode:
-            trace = Trace(family.device)
-            with trace.span(TraceLane.STEP, "step"):
-                use = BlockInputs(CachedTokens((mode,) * family.depth, slabs))
-                denoise_step(family, assembly, [row], [use], trace)
-            wait_for(family.device)
-            spans = trace.spans()
-            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.COMPUTE]
-            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.STEP]
-            if turn:
-                blocks[mode].append(times)
-                around.append(step_ms - sum(times))
-    return BlockCosts(
-        {mode: tuple(map(statistics.median, zip(*runs, strict=True))) for mode, runs in blocks.items()},
-        max(0.0, statistics.median(around)),
-    )
+PLANNERS: Final[dict[str, BatchPlanner]] = {
+    "strawman": plan_each_alone(uniform_modes(BlockMode.KV)),
+    "greedy": plan_each_alone(greedy_modes),
+    "full": plan_each_alone(uniform_modes(BlockMode.FULL)),
+    "exact": plan_batch,
+}
+BEST: Final = "exact"
+UNCORRECTED: Final = BenchSetting(corrected=False)
+"""Every step loads: none is computed in full first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,42 +59,53 @@ class LoadingScene:
     entries: tuple[Entry, ...]
     every_form: Entry
     """Of the first step, with all that a template can keep: what a block takes in each mode is measured with it."""
+    device: Device
+    """Keeps nothing, so that every picture loads all that it takes."""
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of the transformer."""
-        return self.rows.family.depth
-
-    def slabs(self, entry: Entry) -> Slabs:
-        """Nothing loaded yet."""
+    def slabs(self) -> Slabs:
+        """Those of every form, of which nothing is loaded yet."""
         region = self.row.region
         if region is None:
             raise SystemExit("the mask leaves nothing to be reused; ask for a smaller one")
-        return Slabs(entry, region, self.row.own_tokens[0], self.rows.family, device=self._device)
-
-    @cached_property
-    def _device(self) -> Device:
-        """Keeps nothing, so that every picture loads all that it takes."""
-        return device_for(self.rows.family.device, 0)
+        return Slabs(self.every_form, region, self.row.own_tokens[0], self.rows.family, device=self.device)
 
 
-PLANNERS: Final[dict[str, BatchPlanner]] = {
-    "strawman": plan_each_alone(uniform_modes(BlockMode.KV)),
-    "greedy": plan_each_alone(greedy_modes),
-    "full": plan_each_alone(uniform_modes(BlockMode.FULL)),
-    "exact": plan_batch,
-}
-UNCORRECTED: Final = BenchSetting(corrected=False)
-"""Every step loads: none is computed in full first."""
+class BlockCosts(NamedTuple):
+    """Milliseconds of one row's step; all that a block takes is on the device."""
+
+    block_ms: Mapping[BlockMode, float]
+    """Mean of the blocks' times by mode."""
+    around_ms: float
+    """What a step takes besides its blocks."""
 
 
-class LoadTimes(NamedTuple):
-    """One picture."""
-
-    ms: float
-    """Planning included."""
-    predicted_ms: float
-    """The sum of what the engine said of its steps."""
+def block_costs(scene: LoadingScene, repeats: int) -> BlockCosts:
+    """From medians of `repeats` steps of each mode, in turns, after one that warms up, by their traces."""
+    family, slabs = scene.rows.family, scene.slabs()
+    for block in range(family.depth):
+        slabs.keys_values(block)
+        slabs.hidden(block)
+    assembly = assemble(family, [scene.row])
+    blocks: dict[BlockMode, list[list[float]]] = {mode: [] for mode in BlockMode}
+    around: list[float] = []
+    for turn in range(repeats + 1):
+        for mode in BlockMode:
+            trace = Trace(family.device)
+            with trace.span(TraceLane.STEP, "step"):
+                use = BlockInputs(CachedTokens((mode,) * family.depth, slabs))
+                denoise_step(family, assembly, [scene.row], [use], trace)
+            wait_for(family.device)
+            spans = trace.spans()
+            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.COMPUTE]
+            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.STEP]
+            if turn:
+                blocks[mode].append(times)
+                around.append(step_ms - sum(times))
+    medians = {
+        mode: [statistics.median(of) for of in zip(*runs, strict=True)] for mode, runs in blocks.items()
+    }
+    means = {mode: statistics.mean(of_blocks) for mode, of_blocks in medians.items()}
+    return BlockCosts(means, max(0.0, statistics.median(around)))
 
 
 def linear(
@@ -143,7 +124,7 @@ def linear(
     """
     blocks = operations.blocks
     full, hidden, kv = (step_work(operations, shapes, [(mode,) * blocks] * len(shapes)) for mode in BlockMode)
-    full_ms, hidden_ms, kv_ms = (blocks * costs.mean_ms(mode) for mode in BlockMode)
+    full_ms, hidden_ms, kv_ms = (blocks * costs.block_ms[mode] for mode in BlockMode)
     linear_ms = (hidden_ms - kv_ms) / (hidden.linear - kv.linear)
     attention_ms = (full_ms - kv_ms - linear_ms * (full.linear - kv.linear)) / (full.attention - kv.attention)
     sequence_ms = (kv_ms - linear_ms * kv.linear - attention_ms * kv.attention) / kv.sequences
@@ -151,8 +132,10 @@ def linear(
     return StepCosts(compute, (0.0, 1e3 / rate_bytes_s))
 
 
-def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s: float) -> LoadTimes:
-    """Return what all steps of the picture took, an entry each.
+def picture_ms(
+    scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s: float
+) -> tuple[float, float]:
+    """What all steps of the picture took, planning included, and the sum of what the engine said of them.
 
     Args:
         scene: of what.
@@ -160,33 +143,25 @@ def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_b
         costs: that it plans with.
         rate_bytes_s: of its loader.
     """
-    template = CachedTemplate("loading", scene.row.grid, scene.entries)
-    row = changed(scene.row, template=template)
-    predicted_ms = 0.0
-    with engine_with(
-        scene.rows.family,
-        planner=planner,
-        rate_bytes_s=rate_bytes_s,
-        model=Known(costs),
-        setting=UNCORRECTED,
-    ) as engine:
+    row = changed(scene.row, template=CachedTemplate("loading", scene.row.grid, scene.entries))
+    predicted_ms, family = 0.0, scene.rows.family
+    how: dict[str, Any] = {"planner": planner, "rate_bytes_s": rate_bytes_s, "model": Known(costs)}
+    with engine_with(family, setting=UNCORRECTED, **how) as engine:
         began = ended = time.perf_counter()
         engine.batch.submit([row])
         while (report := engine.step()) is not None:
             if report.failed:
                 raise report.failed[0].error
             predicted_ms += report.sample.predicted_ms if report.sample else 0.0
-            wait_for(scene.rows.family.device)
+            wait_for(family.device)
             ended = time.perf_counter()
-    return LoadTimes((ended - began) * 1e3, predicted_ms)
-
-
-BEST: Final = "exact"
+    return (ended - began) * 1e3, predicted_ms
 
 
 @torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write ``out/bench/loading.json``."""
+    forms = [str(form) for form in CacheForm]
     options = parsed(
         __doc__,
         [
@@ -194,12 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             option("--steps", type=int, default=3, help="of the picture"),
             option("--mask", type=float, default=0.11, help="ratio; by default the production trace's mean"),
             option("--loads", type=Several(float), default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache"),
-            option(
-                "--forms",
-                type=Several(click.Choice([str(form) for form in CacheForm])),
-                default=[str(form) for form in CacheForm],
-                help="what templates keep",
-            ),
+            option("--forms", type=Several(click.Choice(forms)), default=forms, help="what templates keep"),
         ],
         arguments,
     )
@@ -207,9 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[dict[str, Any]] = []
     block_ms: dict[float, dict[str, float]] = {}
     for load in options.loads:  # costs anew each time: machines grow warm
-        costs = block_costs(scene.rows.family, scene.row, _loaded(scene), options.repeats)
-        block_ms[load] = {str(mode): round(costs.mean_ms(mode), 3) for mode in BlockMode}
-        lines += _compared(scene, costs, load, options)
+        costs = block_costs(scene, options.repeats)
+        block_ms[load] = {str(mode): round(ms, 3) for mode, ms in costs.block_ms.items()}
+        lines += _compared(scene, costs, load, options.repeats)
     workload = {
         **vars(options),
         "model": described(scene.rows.family),
@@ -232,7 +202,9 @@ def _scene(rows: Rows, options: SimpleNamespace) -> LoadingScene:
     for _ in range(options.steps):
         row, entry = _recorded(rows, row, kept)
         entries.append(entry)
-    return LoadingScene(rows, rows.masked(edit), tuple(entries), every_form)
+    return LoadingScene(
+        rows, rows.masked(edit), tuple(entries), every_form, device_for(rows.family.device, 0)
+    )
 
 
 def _recorded(rows: Rows, row: Row, recording: RecordingSpec) -> tuple[Row, Entry]:
@@ -243,44 +215,29 @@ def _recorded(rows: Rows, row: Row, recording: RecordingSpec) -> tuple[Row, Entr
     return row.advanced(made.latent), recorder.entry()
 
 
-def _loaded(scene: LoadingScene) -> Slabs:
-    """Slabs on the device, of every form."""
-    slabs = scene.slabs(scene.every_form)
-    for block in range(scene.blocks):
-        slabs.keys_values(block)
-        slabs.hidden(block)
-    return slabs
-
-
-def _compared(
-    scene: LoadingScene, costs: BlockCosts, load: float, options: SimpleNamespace
-) -> Iterator[dict[str, Any]]:
+def _compared(scene: LoadingScene, costs: BlockCosts, load: float, repeats: int) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
-    size = scene.slabs(scene.every_form).load_bytes(0, BlockMode.KV)
-    rate = size / (load * costs.mean_ms(BlockMode.KV) / 1e3)
+    size = scene.slabs().load_bytes(0, BlockMode.KV)
+    rate = size / (load * costs.block_ms[BlockMode.KV] / 1e3)
     weights = linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
-    found: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
-    for turn in range(options.repeats + 1):
+    took: dict[str, list[float]] = {name: [] for name in PLANNERS}
+    said: dict[str, list[float]] = {name: [] for name in PLANNERS}
+    for turn in range(repeats + 1):
         for name, planner in PLANNERS.items():
-            took = picture(scene, planner, weights, rate)
+            ms, predicted = picture_ms(scene, planner, weights, rate)
             if turn:
-                found[name].append(took)
-    for name in found:
-        yield _line(load, name, found)
-
-
-def _line(load: float, name: str, pictures: dict[str, list[LoadTimes]]) -> dict[str, Any]:
-    """Return how many times longer than the exact planner's picture, then the figures."""
-    own = pictures[name]
-    took_ms, predicted_ms = (statistics.median(part) for part in zip(*own, strict=True))
-    return {
-        "load": load,
-        "loading": name,
-        **compared("÷ exact", [took.ms for took in own], [best.ms for best in pictures[BEST]]),
-        "picture ms": round(took_ms, 1),
-        "predicted ms": round(predicted_ms, 1),
-        "off by": f"{took_ms / predicted_ms - 1:+.1%}",
-    }
+                took[name].append(ms)
+                said[name].append(predicted)
+    for name in PLANNERS:
+        ms, predicted = statistics.median(took[name]), statistics.median(said[name])
+        yield {
+            "load": load,
+            "loading": name,
+            **compared("÷ exact", took[name], took[BEST]),
+            "picture ms": round(ms, 1),
+            "predicted ms": round(predicted, 1),
+            "off by": f"{ms / predicted - 1:+.1%}",
+        }
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata_denoiser.families.network import ModelFamily
-from giornata_lab.bench.compute.batches import Batches
 from giornata_lab.bench.compute.models import described, transformer_of
+from giornata_lab.bench.compute.rows import Batches
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import rows_of, shared
 from giornata_lab.flags import option, parsed

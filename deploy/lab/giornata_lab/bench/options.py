@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import lru_cache
 from math import isqrt
 from types import SimpleNamespace
 
@@ -13,8 +12,7 @@ import torch
 
 from giornata.runtime import keep_freed
 from giornata_denoiser.families.network import ModelFamily
-from giornata_lab.bench.compute import families
-from giornata_lab.bench.compute.models import SHAPES, flux
+from giornata_lab.bench.compute.models import FAMILIES, SHAPES, family, flux
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.flags import option
 
@@ -31,7 +29,7 @@ def shared(
             "--model",
             type=click.Choice(list(SHAPES)),
             default=model,
-            help="mid: 160 M parameters; deep: 190 M in 57 blocks; real: FLUX.1-dev, 12 B; tiny: to try out",
+            help="mid: 160 M parameters; real: FLUX.1-dev, 12 B; tiny: to try out",
         ),
         option("--tokens", type=int, default=tokens, help="of a picture, a square"),
         option("--text", type=int, default=text, help="tokens of a prompt"),
@@ -56,7 +54,7 @@ def shared(
 
 def family_option() -> click.Option:
     """For benchmarks of any family."""
-    names = [FLUX, *families.FAMILIES]
+    names = [FLUX, *FAMILIES]
     return option(
         "--family",
         type=click.Choice(names),
@@ -74,14 +72,8 @@ def opened(options: SimpleNamespace) -> ModelFamily:
     dtype = fastest(device) if options.dtype == AUTO else getattr(torch, options.dtype)
     name = vars(options).get("family", FLUX)
     if name != FLUX:
-        return families.family(name, published=options.model == "real", dtype=dtype, device=device)
-    return _flux(options.model, dtype, device)
-
-
-@lru_cache(maxsize=1)
-def _flux(model: str, dtype: torch.dtype, device: torch.device) -> ModelFamily:
-    """Kept, since programs may run one after the other in one process, and 12 B weights take their time."""
-    return flux(SHAPES[model], dtype, device)
+        return family(name, published=options.model == "real", dtype=dtype, device=device)
+    return flux(SHAPES[options.model], dtype, device)
 
 
 def rows_of(options: SimpleNamespace) -> Rows:

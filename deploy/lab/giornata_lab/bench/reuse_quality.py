@@ -30,15 +30,17 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.runs import form_of, levels_of
-from giornata_lab.bench.compute.bench_model import BenchModel, Request, held_out
-from giornata_lab.bench.compute.engines import BenchSetting, Teacher
-from giornata_lab.bench.compute.published_caches import (
+from giornata_lab.bench.compute.bench_model import (
+    BenchModel,
+    Request,
     TeaCache,
     TeaCachePolynomial,
     calibrate,
     fisedit_like,
+    held_out,
     with_teacache,
 )
+from giornata_lab.bench.compute.engines import BenchSetting, Teacher
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.harness import compared, write
 from giornata_lab.flags import option, parsed

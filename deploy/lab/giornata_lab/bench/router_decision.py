@@ -17,14 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from giornata.families import Family
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.demand import JobDemand, RowShape, estimate_computed
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import LOOKED_AT, QueueOrderScheduler, Scheduler
-from giornata.wire.models import ModelCard
 from giornata.wire.workers import (
     CostFit,
     DegreeCosts,
@@ -41,20 +39,8 @@ from giornata_lab.bench.harness import Measurement, measured, write
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.simulation.baselines import POLICIES, SimPolicy
+from giornata_lab.simulation.simulator import CARD
 
-CARD: Final = ModelCard(
-    name="tiny",
-    family=Family.FLUX_FILL,
-    digest="d" * 64,
-    vae_scale_factor=8,
-    latent_channels=16,
-    max_text_tokens=48,
-    takes_guidance=True,
-    takes_true_cfg=False,
-    default_steps=4,
-    default_guidance_scale=30.0,
-    default_strength=1.0,
-)
 TEMPLATES: Final = 970
 LORAS: Final = 5_000
 TOLD: Final = 256

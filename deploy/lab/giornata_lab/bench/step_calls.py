@@ -25,7 +25,7 @@ import giornata_denoiser
 from giornata.planning.operations import taking_modes
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.families.network import ModelFamily
-from giornata_lab.bench.compute import engines, families, tiny_flux, tiny_unet
+from giornata_lab.bench.compute import engines, models, tiny_flux, tiny_unet
 from giornata_lab.bench.compute.engines import BenchSetting
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.workload import WorkloadEdit
@@ -49,7 +49,7 @@ SD3: Final[Mapping[str, Any]] = {
 
 
 def _cpu(name: str, changed: Mapping[str, Any]) -> ModelFamily:
-    return families.family(name, device=torch.device("cpu"), changed=changed)
+    return models.family(name, device=torch.device("cpu"), changed=changed)
 
 
 FAMILIES: Final[Mapping[str, Callable[[], ModelFamily]]] = {

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from giornata_denoiser.profiling.measuring import _peak_bytes
-from giornata_lab.bench.compute.batches import MASK, Batches
 from giornata_lab.bench.compute.models import described
+from giornata_lab.bench.compute.rows import MASK, Batches
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import family_option, rows_of, shared
 from giornata_lab.flags import Several, option, parsed

@@ -29,10 +29,9 @@ from giornata_denoiser.engine.step_budget import own_bits
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_lab.bench.compute.batches import tera_operations
 from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.models import described
-from giornata_lab.bench.compute.rows import Rows, changed
+from giornata_lab.bench.compute.rows import Rows, changed, tera_operations
 from giornata_lab.bench.compute.workload import WorkloadEdit, operation_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import family_option, padding_option, rows_of, shared

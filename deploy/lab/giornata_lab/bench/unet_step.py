@@ -25,7 +25,7 @@ from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
-from giornata_lab.bench.compute.families import FAMILIES
+from giornata_lab.bench.compute.models import FAMILIES
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture
 from giornata_lab.bench.compute.workload import operation_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write

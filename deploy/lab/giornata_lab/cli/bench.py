@@ -22,9 +22,18 @@ from giornata.wire.errors import ErrorBody
 from giornata_lab.cli import workload
 from giornata_lab.cli.workload import counting
 from giornata_lab.loadgen import workload as facts
-from giornata_lab.loadgen.driver import ApiDialect, ImagesApi, drive, open_images_api
+from giornata_lab.loadgen.driver import (
+    ApiDialect,
+    ImagesApi,
+    TemplatePicture,
+    WorkloadImages,
+    drive,
+    given,
+    made,
+    material,
+    open_images_api,
+)
 from giornata_lab.loadgen.outcomes import RequestOutcome, figures
-from giornata_lab.loadgen.pictures import TemplatePicture, WorkloadImages, given, made, material
 from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_lab.loadgen.traces import OfferedLoad, drawn, read_trace_file, replayed
 from giornata_lab.loadgen.workload import (

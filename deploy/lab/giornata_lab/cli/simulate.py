@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,7 @@ from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_con
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import AdapterSetting, TemplateSetting
-from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts, paired
+from giornata_lab.simulation.results import PolicyRun, charts, paired
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers, popular
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, folder_option
@@ -138,24 +138,22 @@ def _adapters(given: Mapping[str, Any]) -> AdapterWorkload | None:
     )
 
 
-COLUMNS: Final = (
-    "jobs/s",
-    "policy",
-    "mean",
-    "P50",
-    "P95",
-    "P99",
-    "gap",
-    "utilisation",
-    "rows/step",
-    "queue",
-    "hits",
-    "LoRAs near",
-    "LoRA wait",
-    "LoRAs ready",
-    "loads/use",
-)
-"""Columns of the table of runs."""
+FIGURES: Final = {
+    "mean": ("mean_s", ".2f"),
+    "P50": ("p50_s", ".2f"),
+    "P95": ("p95_s", ".2f"),
+    "P99": ("p99_s", ".2f"),
+    "gap": ("", ""),
+    "utilisation": ("utilisation", ".0%"),
+    "rows/step": ("rows_a_step", ".2f"),
+    "queue": ("queue_mean", ".1f"),
+    "hits": ("hit_share", ".0%"),
+    "LoRAs near": ("lora_hit_share", ".0%"),
+    "LoRA wait": ("lora_wait_mean_s", ".2f"),
+    "LoRAs ready": ("lora_ready_share", ".0%"),
+    "loads/use": ("lora_loads", ".2f"),
+}
+"""Columns of the table of runs: which figure of their summaries, and how it is shown. `gap` is beside the bound."""
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -239,7 +237,7 @@ def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]
 def _table(runs: Sequence[PolicyRun]) -> Table:
     """Means over seeds, with the spread of P95."""
     title = "Latency in seconds; means over seeds, ± half the range"
-    drawn = table(*COLUMNS, numbers=set(COLUMNS) - {"policy"}, title=title)
+    drawn = table("jobs/s", "policy", *FIGURES, numbers={"jobs/s", *FIGURES}, title=title)
     for rate in dict.fromkeys(run.rate for run in runs):
         for policy in dict.fromkeys(run.policy for run in runs):
             mine = [run for run in runs if (run.rate, run.policy) == (rate, policy)]
@@ -272,38 +270,17 @@ def _comparison(runs: Sequence[PolicyRun]) -> Table:
 
 
 def _figures(runs: Sequence[PolicyRun]) -> list[str]:
-    def mean(value: Callable[[SimulationSummary], float]) -> float:
-        return fmean(value(run.summary) for run in runs)
-
+    """Means over seeds; of P95 with half its range, and how far it is above the bound."""
+    found = {}
+    for name, (field, form) in FIGURES.items():
+        values = [value for run in runs if (value := getattr(run.summary, field, None)) is not None]
+        found[name] = f"{fmean(values):{form}}" if values else ""
     p95 = [run.summary.p95_s for run in runs]
-    bound = fmean(run.bound_p95_s or 0.0 for run in runs)
-    looked_up = mean(lambda s: s.hits_memory + s.hits_disk + s.misses)
-    hits = mean(lambda s: s.hits_memory + s.hits_disk)
-    return [
-        f"{mean(lambda s: s.mean_s):.2f}",
-        f"{mean(lambda s: s.p50_s):.2f}",
-        f"{fmean(p95):.2f}" + (f" ± {(max(p95) - min(p95)) / 2:.2f}" if len(p95) > 1 else ""),
-        f"{mean(lambda s: s.p99_s):.2f}",
-        f"{fmean(p95) / bound - 1:+.0%}" if bound else "",
-        f"{mean(lambda s: s.utilisation):.0%}",
-        f"{mean(lambda s: s.rows_a_step):.2f}",
-        f"{mean(lambda s: s.queue_mean):.1f}",
-        f"{hits / looked_up:.0%}" if looked_up else "",
-        *_of_loras([run.summary for run in runs]),
-    ]
-
-
-def _of_loras(found: Sequence[SimulationSummary]) -> list[str]:
-    shares = [one.lora_hit_share for one in found if one.lora_hit_share is not None]
-    waits = [one.lora_wait_mean_s for one in found if one.lora_wait_mean_s is not None]
-    ready = [one.lora_ready_share for one in found if one.lora_ready_share is not None]
-    loads = [one.lora_loads for one in found if one.lora_loads is not None]
-    return [
-        f"{fmean(shares):.0%}" if shares else "",
-        f"{fmean(waits):.2f}" if waits else "",
-        f"{fmean(ready):.0%}" if ready else "",
-        f"{fmean(loads):.2f}" if loads else "",
-    ]
+    if len(p95) > 1:
+        found["P95"] += f" ± {(max(p95) - min(p95)) / 2:.2f}"
+    if bound := fmean(run.bound_p95_s or 0.0 for run in runs):
+        found["gap"] = f"{fmean(p95) / bound - 1:+.0%}"
+    return list(found.values())
 
 
 def _named(rate: float) -> str:

@@ -25,6 +25,7 @@ from giornata.model_cards import read_model_card
 from giornata.scratch import scratch_folder
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.workers import FleetView, InstanceView, ServiceName
+from giornata_gateway.views.jobs import JobView
 from giornata_lab import provenance
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 from giornata_lab.demo.exhibits import (
@@ -42,7 +43,6 @@ from giornata_lab.demo.report import (
     DemoEdit,
     DemoReport,
     EditReport,
-    JobFigures,
     adapter_report,
     edit_report,
     failings,
@@ -63,9 +63,6 @@ from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import running
 from giornata_tools.lora_profiler.probes import png
 from giornata_tools.terminal import edit_steps
-
-# One exhibit through the REST door, told as it goes.
-
 
 MASKS: Final = "/v1/masks"
 
@@ -93,7 +90,7 @@ async def edit(door: HttpClient, exhibit: Exhibit, steps: int, seed: int, consol
     with told_to(console) as tell:
         outcome = await door.edit(order, tell)
     latency_s = time.monotonic() - started_s
-    figures = JobFigures.model_validate(await door.read(f"/v1/jobs/{outcome.job_id}"))
+    figures = JobView.model_validate(await door.read(f"/v1/jobs/{outcome.job_id}"))
     picture = outcome.pictures[0].data
     shown = replace(exhibit, parameters=parameters, mask=mask)
     shared = overlap(*(np.asarray(each) > 0 for each in (mask, exhibit.mask))) if by_words else None
@@ -123,9 +120,6 @@ def told_to(console: Console) -> Iterator[Tell]:
                 console.print(f"  {told.state}{step}")
 
         yield tell
-
-
-# The same edit by diffusers' own pipeline in this process: what the system's picture is compared with.
 
 
 class Oracle:
@@ -164,9 +158,6 @@ class Oracle:
         )
         [painted] = self._pipeline.paint([row], alike)
         return paste(original, alpha, np.asarray(painted), crop=crop)
-
-
-# ``giornata demo``: edits through all six services, measured against diffusers, and the adapters that ship.
 
 
 MODEL_PIXELS: Final = 1024 * 1024

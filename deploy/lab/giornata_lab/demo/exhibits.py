@@ -15,9 +15,8 @@ from skimage import data
 
 from giornata.wire.adapters import AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
-from giornata_lab.model.adapters import card
-from giornata_lab.model.adapters.card import AdapterCard, AdapterKind
-from giornata_lab.model.adapters.lessons import control_image
+from giornata_lab.model.adapters import lessons
+from giornata_lab.model.adapters.lessons import AdapterCard, AdapterKind, control_image
 from giornata_lab.model.scenes import SceneTask, sample, shapes
 from giornata_lab.model.scenes.scene import paint as paint_thing
 from giornata_lab.model.scenes.scene import plain, to_uint8
@@ -195,9 +194,6 @@ if __name__ == "__main__":
         picture.save(FOLDER / name, "PNG", optimize=True, compress_level=9)
 
 
-# What the demo shows of the adapters that ship: one edit without each of them, and the same edit with it.
-
-
 SIDE: Final = 128
 """Pixels; the adapters are trained on scenes of this size."""
 LEAST_MASK_PX: Final = 48.0
@@ -227,7 +223,7 @@ def adapter_exhibits() -> tuple[AdapterExhibit, ...]:
 
 def _drawn(name: str) -> AdapterExhibit:
     """The mask of a ControlNet's scene does not tell the place, size and turn of the thing; its outline does."""
-    adapter = card.read(name)
+    adapter = lessons.read_card(name)
     controlled = adapter.kind is AdapterKind.CONTROLNET
     rng = np.random.default_rng(SEEDS[name])
     drawn = sample(rng, SIDE, SceneTask.ADD, LEAST_MASK_PX, clear=True, free=controlled)

@@ -17,8 +17,9 @@ from scipy.ndimage import binary_erosion
 
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import InstanceView
+from giornata_gateway.views.jobs import ControlShare, JobView, LoraShare
 from giornata_lab.demo.exhibits import Exhibit
-from giornata_lab.model.adapters.card import AdapterCard, AdapterKind
+from giornata_lab.model.adapters.lessons import AdapterCard, AdapterKind
 from giornata_prepost.images.masks import Alpha, Region, edited_region, effective_alpha
 from giornata_prepost.images.pictures import Pixels
 
@@ -29,41 +30,6 @@ LEAST_OVERLAP: Final = 0.5
 """Intersection over union of a mask from words with what they name. Below it, another thing was repainted."""
 WORDS: Final = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
 """What each kind of adapter is called."""
-
-
-class LoraFigures(BaseModel):
-    """A LoRA that a job used."""
-
-    id: str
-    scale: float
-
-
-class ControlFigures(BaseModel):
-    """A ControlNet that a job followed."""
-
-    model: str
-    scale: float
-    start: float
-    end: float
-
-
-class PictureFigures(BaseModel):
-    """One of a job's pictures."""
-
-    loras_from: int | None = None
-    """The step from which its LoRAs acted, counted from 0; None without."""
-
-
-class JobFigures(BaseModel):
-    """What the demo reads of ``GET /v1/jobs/{id}``."""
-
-    model: str
-    steps: int
-    mask_ratio: float
-    stage_ms: StageTimes
-    loras: tuple[LoraFigures, ...] = ()
-    controlnets: tuple[ControlFigures, ...] = ()
-    pictures: tuple[PictureFigures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +43,7 @@ class DemoEdit:
     """The PNG file that was sent."""
     latency_s: float
     """Seconds from sending the request to having the picture."""
-    figures: JobFigures
+    figures: JobView
     mask_overlap: float | None = None
     """Intersection over union of what words found with what they name; None where the edit brought its mask."""
 
@@ -154,9 +120,9 @@ class AdapterReport(BaseModel):
     kind: AdapterKind
     does: str
     """What the adapter's card says."""
-    loras: tuple[LoraFigures, ...]
+    loras: tuple[LoraShare, ...]
     """What the edit with it asked for."""
-    controlnets: tuple[ControlFigures, ...]
+    controlnets: tuple[ControlShare, ...]
     """What the edit with it asked for."""
     loras_from: int | None
     """The step from which the LoRA acted, counted from 0; None of a ControlNet."""
@@ -192,7 +158,7 @@ def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> 
         steps=figures.steps,
         width=after.shape[1],
         height=after.shape[0],
-        mask_ratio=figures.mask_ratio,
+        mask_ratio=figures.mask_ratio or 0.0,
         mask_overlap=edit.mask_overlap,
         latency_s=round(edit.latency_s, 3),
         stage_ms=StageTimes(**{stage: round(ms, 1) for stage, ms in figures.stage_ms}),
@@ -210,8 +176,8 @@ def adapter_report(edit: AdapterEdit) -> AdapterReport:
         name=adapter.name,
         kind=adapter.kind,
         does=adapter.does,
-        loras=figures.loras,
-        controlnets=figures.controlnets,
+        loras=tuple(figures.loras),
+        controlnets=tuple(figures.controlnets),
         loras_from=figures.pictures[0].loras_from,
         without=edit_report(edit.without, None, None),
         under=edit_report(edit.under, None, None),
@@ -280,9 +246,6 @@ def _gaps(one: Pixels, other: Pixels) -> npt.NDArray[np.float64]:
     return gaps
 
 
-# The side-by-side picture: what went in, what was marked, what came out. Pure.
-
-
 MARGIN: Final = 16
 CAPTION_HEIGHT: Final = 40
 PAPER: Final = (250, 249, 246)
@@ -325,9 +288,6 @@ def side_by_side(panels: Sequence[tuple[Image.Image, str]]) -> Image.Image:
         middle = (left + width / 2, MARGIN + height + (MARGIN + CAPTION_HEIGHT) / 2)
         draw.text(middle, caption, INK, font, anchor="mm")
     return sheet
-
-
-# The pictures that the demo writes: those of each edit, and sheets that compare them.
 
 
 EDIT_HEIGHT: Final = 360

@@ -19,12 +19,10 @@ from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
 from giornata_lab.loadgen.workload import (
     MAX_SEED,
-    ArrivalBursts,
     MaskShape,
     Workload,
     WorkloadRequest,
     arrival_times,
-    crowded_times,
     draw,
     faster,
 )
@@ -275,24 +273,15 @@ def drawn(
     seconds: float,
     warmup_s: float,
     seed: int,
-    crowds: ArrivalBursts | None = None,
 ) -> list[OfferedLoad]:
     """A load for each of `rates` (a second), whose times between requests vary by `cv`; equal seeds make equal loads.
-
-    With `crowds` requests are a Poisson process that is denser at times.
 
     Raises:
         ValueError: nothing would be measured at a rate.
     """
     loads = []
     for rate in rates:
-        whole_s = warmup_s + seconds
-        times = (
-            arrival_times(rate, whole_s, seed, cv)
-            if crowds is None
-            else crowded_times(rate, whole_s, seed, crowds)
-        )
-        requests = draw(times, workload, seed)
+        requests = draw(arrival_times(rate, warmup_s + seconds, seed, cv), workload, seed)
         loads.append(OfferedLoad(rate, tuple(requests), warmup_s, seconds))
     return loads
 

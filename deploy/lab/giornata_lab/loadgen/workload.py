@@ -14,9 +14,6 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, Final
 
-# Drawing from distributions: those known by percentiles or by weights, and times of arrival. Pure.
-
-
 Mix = Mapping[int, float]
 """Weights by value; they need not sum to 1."""
 
@@ -135,9 +132,6 @@ def controlnets() -> Mix:
     return {number: share / most_used if number < most_used else rest for number in range(count)}
 
 
-# Which LoRAs requests ask for: popular by Zipf's law, repeated, and not the same ones for ever. Pure.
-
-
 LATEST: Final = 8
 """Uses that one may repeat."""
 DRIFTING: Final = 0.2
@@ -248,9 +242,6 @@ class _AdapterSampler:
             self._order[rank] = adapter
 
 
-# Which edits are asked for: masks, steps, pictures and templates as in production, or fixed. Pure.
-
-
 class MaskShape(StrEnum):
     """What a mask looks like."""
 
@@ -300,20 +291,15 @@ MAX_SEED = 2**31 - 1
 """The largest seed that every server takes."""
 
 
-def draw(
-    times: Sequence[float], workload: Workload, seed: int, *, independent: bool = False
-) -> list[WorkloadRequest]:
+def draw(times: Sequence[float], workload: Workload, seed: int) -> list[WorkloadRequest]:
     """A request at each of `times`, which ascend.
 
     Mask ratios, step counts and pictures follow their distributions even where requests are few: each is drawn from one
     of as many equal shares of its distribution as there are requests, paired and ordered by chance. Templates are drawn
-    one by one. With `independent` everything is drawn one by one, so that runs differ as days do.
+    one by one.
     """
-    # times drawn with the same seed must not tell what is drawn here
-    chance = random.Random(f"{seed} requests" if independent else seed)  # noqa: S311 - a workload, no secret
-    ratios, steps, images = (
-        [chance.random() for _ in times] if independent else _shares(len(times), chance) for _ in range(3)
-    )
+    chance = random.Random(seed)  # noqa: S311 - a workload, no secret
+    ratios, steps, images = (_shares(len(times), chance) for _ in range(3))
     adapters = [()] * len(times) if workload.adapters is None else workload.adapters.draw(times, seed)
     return [
         WorkloadRequest(

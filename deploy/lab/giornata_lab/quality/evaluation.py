@@ -12,25 +12,105 @@ from typing import Final
 
 import numpy as np
 from PIL import Image
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from giornata.wire.requests import Reuse
 from giornata_lab import provenance
-from giornata_lab.quality import cases, pictures, report, tables
-from giornata_lab.quality.cases import QualityCase
-from giornata_lab.quality.metrics import (
-    Pixels,
-    Scored,
-    ScoredAddition,
-    ScoredRemoval,
-    score,
-    strayed_px,
-)
+from giornata_lab.quality import cases, report
+from giornata_lab.quality.cases import QualityCase, digest
+from giornata_lab.quality.metrics import Pixels, Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 from giornata_lab.quality.report import MaskBlur, QualityReport, QualityRun, RunComparison
 from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
 from giornata_tools import terminal
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.terminal import show
+
+MANIFEST: Final = "run.json"
+
+
+class QualityManifest(BaseModel):
+    """``run.json`` in a folder of pictures."""
+
+    run: QualityRun
+    edits: dict[str, str]
+    """Name of each edit, and of its file without the ending, → digest of its case."""
+
+
+class EarlierQualityRun(BaseModel):
+    """What an earlier run left."""
+
+    folder: Path
+    manifest: QualityManifest
+
+    def check(self, cases: Sequence[QualityCase]) -> None:
+        """Return whether these can be compared with it, before hours go into making them.
+
+        Raises:
+            LaunchError: a scene was another one, a file cannot be read, or there is none of them.
+        """
+        if all([self.picture(case) is None for case in cases]):  # noqa: C419 - every one is looked at
+            raise LaunchError(f"{self.folder} holds none of this run's {len(cases)} edits.")
+
+    def picture(self, case: QualityCase) -> Pixels | None:
+        """(height, width, 3) the earlier edit of `case`, or None where that run did not make it.
+
+        Raises:
+            LaunchError: the scene of that name was another one, or the file is gone.
+        """
+        name = case.slot.name
+        if name not in self.manifest.edits:
+            return None
+        theirs, ours = self.manifest.edits[name], digest([case])
+        if theirs != ours:
+            raise LaunchError(
+                f"{self.folder} was made with other scenes: {name} was {theirs}, is {ours}. Make it again."
+            )
+        try:
+            return np.asarray(Image.open(self.folder / f"{name}.png").convert("RGB"))
+        except OSError as error:
+            raise LaunchError(f"{self.folder / name}.png cannot be read: {error}.") from error
+
+
+def empty(folder: Path) -> None:
+    """Make the folder, and remove an earlier run's pictures from it and nothing else.
+
+    Raises:
+        LaunchError: something else in it is called `MANIFEST`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
+        for name in earlier_run(folder).manifest.edits:
+            (folder / f"{name}.png").unlink(missing_ok=True)
+        (folder / MANIFEST).unlink()
+
+
+def save(folder: Path, case: QualityCase, edit: Pixels) -> None:
+    """Write one edit into the folder."""
+    Image.fromarray(edit).save(folder / f"{case.slot.name}.png")
+
+
+def conclude(folder: Path, run: QualityRun, cases: list[QualityCase]) -> None:
+    """Write what made the pictures: from now on they can be compared with."""
+    manifest = QualityManifest(run=run, edits={case.slot.name: digest([case]) for case in cases})
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def earlier_run(folder: Path) -> EarlierQualityRun:
+    """The run that wrote `folder`.
+
+    Raises:
+        LaunchError: none did, or none to its end.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = QualityManifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise LaunchError(f"{folder} holds no finished run: {MANIFEST} is missing.") from None
+    except ValidationError as error:
+        raise LaunchError(f"{path} is not what a run writes: {error}") from error
+    return EarlierQualityRun(folder=folder, manifest=manifest)
+
 
 SEEDS: Final = "each edit's place in the whole set"
 VERSIONS: Final = (
@@ -81,7 +161,7 @@ async def evaluate(options: QualityOptions) -> int:
         LaunchError: the system did not start or answer, or the earlier run cannot be compared with.
     """
     console = Console(soft_wrap=True)
-    earlier = pictures.earlier(options.against) if options.against else None
+    earlier = earlier_run(options.against) if options.against else None
     if options.against and options.against.resolve() == options.out.resolve():
         raise LaunchError(
             f"--against {options.against} would be overwritten by this run: name another --out."
@@ -95,25 +175,25 @@ async def evaluate(options: QualityOptions) -> int:
     drawn = await asyncio.to_thread(lambda: [cases.draw(slot) for slot in cases.spread(every, options.limit)])
     if earlier:
         earlier.check(drawn)
-    pictures.empty(options.out)
+    empty(options.out)
 
     async with _system(options, console) as system:
         setting = _setting(options, system)
         made = await _edit(system, drawn, setting, options.out, console)
     run = _run(system, setting, drawn, len(every), made)
-    pictures.conclude(options.out, run, drawn)
+    conclude(options.out, run, drawn)
 
     console.print("Measuring.")
     scored = [score(case, made.edits[case.slot.name]) for case in drawn]
     closeness = _closeness(scored, earlier) if earlier else None
     result = assess(run, scored, closeness)
     numbers_path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    failed = tables.failures(scored)
+    failed = report.failures(scored)
     if failed is not None:
         Image.fromarray(failed).save(failed_path)
-    for table in tables.tables(result):
+    for table in report.tables(result):
         show(table, "")
-    console.print(tables.described(result), highlight=False)
+    console.print(report.described(result), highlight=False)
     console.print(
         f"See {numbers_path} and, of edits that fail, {failed_path}; pictures are in {options.out}.",
         highlight=False,
@@ -152,7 +232,7 @@ async def _edit(
     with terminal.drawn("editing", len(drawn), console) as update:
 
         def done(case: QualityCase, edit: Pixels, seconds: float) -> None:
-            pictures.save(out, case, edit)
+            save(out, case, edit)
             edits[case.slot.name] = edit
             each_s.append(seconds)
             if update:
@@ -208,7 +288,7 @@ def assess(run: QualityRun, scored: Sequence[Scored], closeness: RunComparison |
     )
 
 
-def _closeness(scored: Sequence[Scored], earlier: pictures.EarlierQualityRun) -> RunComparison:
+def _closeness(scored: Sequence[Scored], earlier: EarlierQualityRun) -> RunComparison:
     found = [(one, earlier.picture(one.case)) for one in scored]
     pairs = [(one, theirs) for one, theirs in found if theirs is not None]
     return report.closeness(pairs, str(earlier.folder), earlier.manifest.run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections.abc import Hashable, Iterable, Sequence
@@ -30,17 +29,9 @@ from giornata.wire.workers import RowProgress, StepSample
 from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.workload import AdapterSizes, Mix, WorkloadRequest, chosen
 
-# What simulated clients ask for: requests of the load generator as rows of tokens. Pure.
-
-
 MODEL = "simulated"
 DIGEST = "0" * 64
 DEFAULT_STEPS = 30
-
-
-def digest_of(model: str) -> str:
-    """The digest that a simulated model of this name has."""
-    return DIGEST if model == MODEL else hashlib.sha256(model.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,6 @@ class PictureSetting:
     """Tokens around a mask that are computed too."""
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
-    padding: int = 0
-    """Text tokens that pad the prompt: rows that reuse compute them in their first step alone, if at all."""
 
     def computed(self, mask_ratio: float) -> int:
         """Tokens that a square mask touches with its halo, at least one."""
@@ -93,27 +82,14 @@ class SimAssignment:
 
 
 def jobs_of(
-    requests: Sequence[WorkloadRequest],
-    picture: PictureSetting,
-    *,
-    reuse: bool = True,
-    slo_s: float | None = None,
+    requests: Sequence[WorkloadRequest], picture: PictureSetting, *, slo_s: float | None = None
 ) -> list[SimulatedJob]:
-    """Make a job of every request, in the order of their times; with `reuse` they may take from templates."""
+    """Make a job of every request, in the order of their times; they may take from templates."""
     made = []
     for number, request in enumerate(sorted(requests, key=lambda r: r.at_s)):
-        computed = picture.computed(request.mask_ratio) if reuse else picture.image
-        steps = request.steps or DEFAULT_STEPS
-        shape = RowShape(
-            picture.text,
-            picture.image,
-            computed,
-            steps,
-            begun=not picture.corrects,
-            padding=picture.padding if reuse else 0,
-        )
-        template = template_name(request.template) if reuse else None
-        demand = JobDemand(MODEL, DIGEST, (shape,) * request.n, template)
+        computed, steps = picture.computed(request.mask_ratio), request.steps or DEFAULT_STEPS
+        shape = RowShape(picture.text, picture.image, computed, steps, begun=not picture.corrects)
+        demand = JobDemand(MODEL, DIGEST, (shape,) * request.n, template_name(request.template))
         made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 
@@ -121,10 +97,6 @@ def jobs_of(
 def template_name(number: int) -> str:
     """The name of a template in telemetry."""
     return f"t{number}"
-
-
-# Rows at a simulated worker, how long a step of several takes, and what telemetry tells of equal steps.
-# Pure.
 
 
 GRAIN = 32

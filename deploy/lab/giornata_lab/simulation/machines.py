@@ -24,7 +24,6 @@ from giornata.scheduling.demand import StepTimeModel
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, WorkerCosts
-from giornata_lab.simulation.jobs import MODEL
 
 DERIVED: Final = Path(__file__).with_name("h100.json")
 """The profile of an H100 whose times are derived."""
@@ -83,13 +82,9 @@ class Machine:
     tokens: int = 1 << 40
     slowness: float = 1.0
     """How many times slower this worker is than `costs`."""
-    noise: float = 0.0
-    """Coefficient of variation of the times of equal steps; lognormal, each step by itself."""
     storage: TemplateStorage = field(default_factory=TemplateStorage)
     controls: tuple[tuple[str, int], ...] = ()
     """Digests and bytes of the ControlNets that it computes itself."""
-    model: str = MODEL
-    """That it serves."""
 
     @property
     def speed(self) -> float:

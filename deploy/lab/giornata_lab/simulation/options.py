@@ -131,7 +131,7 @@ class RunOptions:
     placing: AdapterPlan = AdapterPlan.OFF
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
-    """Seed of noise."""
+    """Of what plans draw."""
     batching: BatchingMode = BatchingMode.STEP
     """When rows join others at a worker."""
 

@@ -109,8 +109,6 @@ class TemplateSetting:
     """Size of one template; 0: all of them fit anywhere."""
     kv_bytes: float = 0.0
     """Keys and values that a row takes from memory a step; 0: loads are neglected."""
-    registered: frozenset[str] = frozenset()
-    """Templates that are recorded at their first edit on a worker; others at their second."""
     preloaded: tuple[str, ...] = ()
     """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
 

@@ -129,6 +129,12 @@ class SimulationSummary:
     lora_loads: float | None
     """Loads onto devices over uses. As the two above, after the warm-up."""
 
+    @property
+    def hit_share(self) -> float | None:
+        """Share of jobs that may reuse whose template was there; None where there are no such jobs."""
+        found = self.hits_memory + self.hits_disk
+        return found / (found + self.misses) if found + self.misses else None
+
 
 def summary(run: SimulatedRun, warmup_s: float = 0.0) -> SimulationSummary:
     """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.

@@ -52,8 +52,6 @@ class ArrivalSetting:
     """How many times faster the trace is replayed."""
     windows: tuple[tuple[float, ...], ...] = ()
     """For each seed, from 1, times of a window as shares of it, stretched to the rate; their jobs are drawn."""
-    independent: bool = False
-    """Whether each request is drawn by itself, or all of a run from equal shares of the distributions."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class Scenario:
     asked: AdapterDemand = field(default_factory=AdapterDemand)
     """Sizes, ControlNets and waits of the adapters that the workload or the trace names."""
     adapters: AdapterSetting = field(default_factory=AdapterSetting)
-    reuse: bool = True
     slo_s: float | None = None
 
     def jobs(self, rate: float, seed: int) -> list[SimulatedJob]:
@@ -83,7 +80,7 @@ class Scenario:
             raise ValueError(
                 f"no job arrives within {self.arriving.seconds:g} s after the warm-up of {self.arriving.warmup_s:g} s"
             )
-        jobs = jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
+        jobs = jobs_of(requests, self.picture, slo_s=self.slo_s)
         return with_adapters(jobs, requests, self.asked, seed)
 
     def _requests(self, rate: float, seed: int) -> list[WorkloadRequest]:
@@ -100,7 +97,7 @@ class Scenario:
             times = arrival_times(rate, whole_s, seed, arriving.cv)
         else:
             times = crowded_times(rate, whole_s, seed, arriving.crowds)
-        return draw(times, self.workload, seed, independent=arriving.independent)
+        return draw(times, self.workload, seed)
 
     def run(
         self,

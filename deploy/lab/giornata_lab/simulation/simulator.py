@@ -24,7 +24,7 @@ from giornata_lab.simulation.adapter_plans import (
     TierKind,
     WindowedUsage,
 )
-from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob, digest_of
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import (
@@ -186,7 +186,6 @@ class Simulation:
                 templates or TemplateSetting(),
                 clock=self._clock,
                 done=self._denoised,
-                seed=options.seed * 100_003 + number,
                 adapters=kept,
                 shared=hosts[number // kept.workers_a_host],
                 batching=options.batching,
@@ -199,10 +198,6 @@ class Simulation:
             if options.placing is AdapterPlan.OFF
             else SimAdapterPlacement(options.placing, options.seed, kept, hosts, self._workers)
         )
-        self._models = {
-            name: (CARD.model_copy(update={"name": machine.model, "digest": digest_of(machine.model)}),)
-            for name, machine in zip(self._workers, machines, strict=True)
-        }
         self._carried = {job.job_id: _JobProgress(job, job.demand.rows) for job in jobs}
         self._arrived = 0
         self._ended: list[EndedJob] = []
@@ -317,7 +312,6 @@ class Simulation:
         told = {
             "instance": worker.name,
             "worker": state,
-            "models": self._models[worker.name],
             "controlnets": _cards(worker.machine),
         }
         self._placement.observe(TOLD.model_copy(update=told), now)

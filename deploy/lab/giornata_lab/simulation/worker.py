@@ -1,13 +1,12 @@
 """A simulated denoiser: the live batch around a virtual step, templates, telemetry. Pure.
 
 Steps of the same rows are alike, so the clock jumps over them: something happens only where a row joins, leaves or
-takes its first step, and where steps are noisy, at every step.
+takes its first step.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -46,7 +45,7 @@ LEVELS: Final = 6
 
 
 class SimWorker:
-    """One denoiser; `done` is called when the rows of a piece are computed, `seed` is that of noise."""
+    """One denoiser; `done` is called when the rows of a piece are computed."""
 
     def __init__(
         self,
@@ -56,7 +55,6 @@ class SimWorker:
         *,
         clock: SimClock,
         done: Callable[[SimAssignment, float], None],
-        seed: int,
         adapters: AdapterSetting | None = None,
         shared: SimHost | None = None,
         batching: BatchingMode = BatchingMode.STEP,
@@ -67,7 +65,6 @@ class SimWorker:
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         self.batch: RowBatch[SimRow] = RowBatch(Capacity(machine.rows, machine.tokens), joining=batching)
-        self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
         self._loads: list[LoadSample] = []
         self._kept = SimTemplates(templates, machine.storage, clock, self._loads.append)
         self._admission = TemplateRunPolicy()
@@ -143,8 +140,7 @@ class SimWorker:
             return None, now
         tier, ready_s = self._kept.find(template, now)
         self.counted.hits[tier] += 1
-        registered = template in self._templates.registered
-        if tier is None and self._admission.see(template, registered=registered):
+        if tier is None and self._admission.see(template, registered=False):
             self._record(template, demand.shapes[0])
         return tier, ready_s
 
@@ -218,11 +214,7 @@ class SimWorker:
         computing_ms, waiting_ms = self._times.step_ms(rows)
         step_s = (computing_ms + waiting_ms) / 1e3
         steps = min(row.left for row in rows)
-        if self.machine.noise:
-            spread = math.sqrt(math.log1p(self.machine.noise**2))
-            step_s *= self._chance.lognormvariate(-spread * spread / 2, spread)
-        alike = not (self.machine.noise or self.batch.background)
-        if not alike or any(row.first for row in rows):
+        if self.batch.background or any(row.first for row in rows):
             steps = 1
         self._segment = EqualStepRun(rows, now, step_s, steps, next(self._numbers), waiting_ms)
         self._plan_end(self._segment)
@@ -238,7 +230,7 @@ class SimWorker:
         self.counted.busy_s += segment.steps * segment.step_s
         self.counted.steps += segment.steps
         self.counted.row_steps += segment.steps * len(segment.rows)
-        if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
+        if self.machine.slowness != 1.0 or self._templates.kv_bytes:
             self._samples.extend([sample(segment, self._pace.operations)] * min(segment.steps, SAMPLES))
         for row in segment.rows:
             row.left -= segment.steps

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         LoraProfile,
         ProbeSetting,
         ProfilerLogin,
-        ProfilerSession,
     )
 
 from collections.abc import Sequence
@@ -224,17 +223,13 @@ async def _run(
             with drawn("waiting", shown=not show.as_json) as show.update:
                 if watches:
                     await session.watch(show.begin, show.ended)
-                return await _once(session, ids, show)
+                records = await session.found(ids) if ids else await session.due()
+                if not records:
+                    click.echo("Every LoRA is profiled.", err=True)
+                return 0 if await session.profile(records, show.begin, show.ended) else 1
     except GiornataError as error:
         click.echo(f"Error: {sentence(error.body())}", err=True)
     return 1
-
-
-async def _once(session: ProfilerSession, ids: tuple[str, ...], show: LoraProfileOutput) -> int:
-    records = await session.found(ids) if ids else await session.due()
-    if not records:
-        click.echo("Every LoRA is profiled.", err=True)
-    return 0 if await session.profile(records, show.begin, show.ended) else 1
 
 
 class LoraProfileOutput:

@@ -76,13 +76,10 @@ def choose_door(url: str | None, nats_url: str | None, typed: Collection[str] = 
 
 def without_password(urls: str) -> str:
     """One address, or several with commas between them, without user, password, token and query."""
-    return ",".join(_without_password(url) for url in re.split(r",(?=\w+://)", urls))
-
-
-def _without_password(url: str) -> str:
-    """Everything up to the last ``@`` goes: a password may hold any character."""
-    shown = re.sub(r"^(\w+://)?.*@", r"\g<1>***@", url, flags=re.DOTALL)
-    return shown.partition("?")[0]
+    each = re.split(r",(?=\w+://)", urls)
+    # up to the last @: a password may hold any character
+    shown = (re.sub(r"^(\w+://)?.*@", r"\g<1>***@", url, flags=re.DOTALL) for url in each)
+    return ",".join(url.partition("?")[0] for url in shown)
 
 
 # What the command line asks of Giornata and what it is told, alike at both doors. Pure.

@@ -15,9 +15,8 @@ import aiohttp
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
 
 from giornata.logs import escape_controls
-from giornata.wire.adapters import named_control_images
 from giornata.wire.errors import ErrorBody
-from giornata.wire.requests import REFERENCE
+from giornata.wire.requests import REFERENCE, named_control_images
 from giornata_tools.clients.edits import (
     EditCall,
     EditOutcome,
@@ -67,12 +66,6 @@ class FailedEvent(BaseModel):
         """The error as it travels elsewhere; `retry_after` is the header of that name, in seconds."""
         again_s = float(retry_after) if retry_after.isdecimal() else None
         return self.error.model_copy(update={"retry_after_s": again_s})
-
-
-class JobStateAnswer(BaseModel):
-    """The part of a job's status that this client reads."""
-
-    state: str
 
 
 Event = EditProgress | PartialImage | CompletedData | FailedEvent
@@ -299,12 +292,8 @@ class HttpClient:
         job = f"job {self._job_id}"
         try:
             with _told_as_refused(self._url):
-                async with (
-                    asyncio.timeout(CANCEL_S),
-                    self._session.delete(f"{self._url}/v1/jobs/{self._job_id}") as answer,
-                ):
-                    await _check(answer)
-                    state = JobStateAnswer.model_validate_json(await answer.read()).state
+                async with asyncio.timeout(CANCEL_S):
+                    state = (await self.delete(f"/v1/jobs/{self._job_id}")).get("state")
         except RequestRefused:
             return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
         if state in {"completed", "failed"}:

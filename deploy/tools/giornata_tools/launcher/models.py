@@ -184,18 +184,13 @@ def with_controlnets(models: Sequence[StackModel], env: Mapping[str, str]) -> tu
     """`models`, the trained one with the ControlNets that ship; as they are where `env` says which ones are served."""
     if NETS in env or not SHIPPED_NETS.is_dir():
         return tuple(models)
-    return tuple(
-        replace(each, env={**each.env, NETS: _shipped()}) if is_trained(each) else each for each in models
-    )
+    nets = ",".join(str(folder) for folder in sorted(SHIPPED_NETS.iterdir()) if folder.is_dir())
+    return tuple(replace(each, env={**each.env, NETS: nets}) if is_trained(each) else each for each in models)
 
 
 def service_controlnets(models: Sequence[StackModel], env: Mapping[str, str]) -> str:
     """What a ControlNet service computes: what `env` names, else what denoisers of one of `models` have; or nothing."""
     return env.get(NETS, "") or next((each.env[NETS] for each in models if each.env.get(NETS)), "")
-
-
-def _shipped() -> str:
-    return ",".join(str(folder) for folder in sorted(SHIPPED_NETS.iterdir()) if folder.is_dir())
 
 
 def shared_loras(models: Sequence[StackModel], env: Mapping[str, str]) -> Mapping[str, str]:

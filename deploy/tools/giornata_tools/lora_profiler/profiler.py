@@ -452,7 +452,8 @@ class ProfilerSession:
                     if self._waiting.get(key) == record and not again:
                         del self._waiting[key]
                     if again:
-                        self._postpone(key)
+                        self._not_before_s[key] = time.monotonic() + self.retry_s
+                        asyncio.get_running_loop().call_later(self.retry_s, self.served.news.set)
                     ended(record, outcome)
         except ExceptionGroup as group:
             lost, rest = group.split(nats.errors.Error)
@@ -491,10 +492,6 @@ class ProfilerSession:
             return await self.profiler.profile(record, card, begin(record))
         except GiornataError as error:
             return error
-
-    def _postpone(self, key: str) -> None:
-        self._not_before_s[key] = time.monotonic() + self.retry_s
-        asyncio.get_running_loop().call_later(self.retry_s, self.served.news.set)
 
     async def _card(self, record: LoraRecord) -> ModelCard:
         if not is_due(record.model_copy(update={"joins_within": None})):

@@ -17,8 +17,10 @@ import structlog
 import torch
 from torch import Tensor
 
+from giornata.planning.cost_model import CostModel
 from giornata.residency.ledger import EvictionLedger
 from giornata.wire.values import BlockMode
+from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.engine.step_budget import ENTRIES_ON_DEVICE
 from giornata_denoiser.rows.template import Entry, StoredTensor
@@ -54,6 +56,22 @@ class FinishedSlabLoad(NamedTuple):
     size_bytes: int
     """Bytes that moved."""
     ms: float
+
+
+def load_teller(
+    device: torch.device, model: CostModel, told: Callable[[LoadSample], object]
+) -> Callable[[FinishedSlabLoad], object]:
+    """What hears of loads to `device`, for the cost model and for telemetry.
+
+    On a GPU the loader's thread only gives orders: the profile tells how long they take.
+    """
+
+    def loaded(load: FinishedSlabLoad) -> None:
+        if device.type == "cpu" and load.size_bytes:
+            model.observe_load(load.size_bytes, load.ms)
+            told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load.ms))
+
+    return loaded
 
 
 class Loader:

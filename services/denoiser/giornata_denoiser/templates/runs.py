@@ -27,12 +27,12 @@ from giornata.scheduling.batch import RowKey
 from giornata.scheduling.placement import TemplateRunPolicy
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
-from giornata.wire.jobs import Inspection
+from giornata.wire.jobs import Inspection, picture_id
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.models import MOMENTS, PARTS, BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.templates import TemplateInputs, digest_of, picture_id
-from giornata.wire.values import BlockMode
+from giornata.wire.templates import TemplateInputs
+from giornata.wire.values import BlockMode, digest_of
 from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import BITS, EXACT, CacheForm, WeightQuantization

@@ -18,9 +18,7 @@ from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.loras import LoraState
 from giornata.wire.messages import JobEstimate, StepEvent
-from giornata.wire.models import ModelCard
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.requests import check_query, order_in, read_json
 from giornata_gateway.http.responses import (
     GATEWAY,
@@ -390,7 +388,12 @@ async def paint(kind: type[TextToImage], request: web.Request) -> web.StreamResp
 async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     """The order that a form means; a GiornataError names the field at fault, by our name or by A1111's."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    card = _card(gateway, form)
+    label, cards = form.override_settings.sd_model_checkpoint, gateway.fleet.cards()
+    try:
+        card = gateway.fleet.choose(None if label is None else model_of(label, cards), form.task)
+    except ModelNotFound as error:
+        error.received = label
+        raise
     emphasis = form.override_settings.emphasis
     prompt, tags = forms.split(form.prompt, "prompt", emphasis)
     negative, refused = forms.split(form.negative_prompt, "negative_prompt", emphasis)
@@ -412,17 +415,6 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     ignore(request, (*controls.ignored, *unused_fields(form, card, parameters)))
     brought = RequestBody((), image, mask, (), controls.images)
     return order_in(request, parameters, form.task, brought)
-
-
-def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
-    cards: Mapping[str, ModelCard] = gateway.fleet.cards()
-    label = form.override_settings.sd_model_checkpoint
-    name = None if label is None else model_of(label, cards)
-    try:
-        return gateway.fleet.choose(name, form.task)
-    except ModelNotFound as error:
-        error.received = label
-        raise
 
 
 _SKIP: Final = {

@@ -33,7 +33,6 @@ from giornata_gateway.rules.forms import (
     EditFields,
     EditForm,
     F,
-    Form,
     GenerationJobForm,
     JobForm,
     NamedSource,
@@ -422,7 +421,12 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
     # a repetition may be answered for nothing, which only its body tells
     with gateway.receiving(tenant, counted=key is None) as grow:
         form, upload = await _read(request, kind, grow)
-        order, stay = _order(request, form, upload), None
+        order, stay = order_in(request, form.parameters(), form.task, upload), None
+        if isinstance(form, EditFields):
+            order = replace(order, template_id=form.template_id)
+        if isinstance(form, (JobForm, GenerationJobForm)):
+            deadline = Deadline.after_ms(gateway.config.job_budget_s * 1000)
+            order = replace(order, priority=form.priority, deadline=deadline)
         ignore(request, form.ignored)
         if upload.sources:
             if check_sources(
@@ -470,16 +474,6 @@ def _pictures(
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """References and control images of a JSON body."""
     return decoded(references), in_order({name: picture(text, name) for name, text in controls.items()})
-
-
-def _order(request: web.Request, form: Form, upload: RequestBody) -> EditOrder:
-    order = order_in(request, form.parameters(), form.task, upload)
-    if isinstance(form, EditFields):
-        order = replace(order, template_id=form.template_id)
-    if not isinstance(form, (JobForm, GenerationJobForm)):
-        return order
-    budget_s = request.app[GATEWAY].config.job_budget_s
-    return replace(order, priority=form.priority, deadline=Deadline.after_ms(budget_s * 1000))
 
 
 def order_in(request: web.Request, parameters: EditParameters, task: Task, upload: RequestBody) -> EditOrder:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -414,30 +415,18 @@ ASSETS: Final = web.AppKey("assets", Mapping[str, Asset])
 def load_assets() -> Mapping[str, Asset]:
     """Every file of ``static/`` by its path there."""
     static = Path(str(files("giornata_gateway"))) / "static"
-    served = (path for path in static.rglob("*") if path.suffix in CONTENT_TYPES)
-    return {path.relative_to(static).as_posix(): _asset(path) for path in served}
+    served: dict[str, Asset] = {}
+    for path in static.rglob("*"):
+        if path.suffix in CONTENT_TYPES:
+            body = path.read_bytes()
+            etag = hashlib.sha256(body).hexdigest()[:32]
+            served[path.relative_to(static).as_posix()] = Asset(body, CONTENT_TYPES[path.suffix], etag)
+    return served
 
 
-async def studio(request: web.Request) -> web.Response:
-    """``GET /``: the page on which a person edits."""
-    return _answer(request, "index.html")
-
-
-async def docs(request: web.Request) -> web.Response:
-    """``GET /docs``: the OpenAPI document as a page."""
-    return _answer(request, "docs.html")
-
-
-async def asset(request: web.Request) -> web.Response:
-    """``GET /studio/{path}``: what the two pages are made of."""
-    return _answer(request, request.match_info["path"])
-
-
-PAGES: Final = (web.get("/", studio), web.get("/docs", docs), web.get("/studio/{path:.+}", asset))
-
-
-def _answer(request: web.Request, path: str) -> web.Response:
-    found = request.app[ASSETS].get(path)
+async def asset(request: web.Request, page: str = "") -> web.Response:
+    """A `page`, or the part of pages that ``/studio/{path}`` names."""
+    found = request.app[ASSETS].get(page or request.match_info["path"])
     if found is None:
         raise web.HTTPNotFound
     headers = {
@@ -454,6 +443,9 @@ def _answer(request: web.Request, path: str) -> web.Response:
     return web.Response(body=found.body, headers=headers | {"Content-Type": found.content_type})
 
 
-def _asset(path: Path) -> Asset:
-    body = path.read_bytes()
-    return Asset(body, CONTENT_TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])
+PAGES: Final = (
+    web.get("/", partial(asset, page="index.html")),
+    web.get("/docs", partial(asset, page="docs.html")),
+    web.get("/studio/{path:.+}", asset),
+)
+"""The studio, on which a person edits, the OpenAPI document as a page, and what both are made of."""

@@ -177,22 +177,18 @@ def public_origin(request: web.Request, trusted: str) -> PublicOrigin:
 
     Of several values the last counts, which the nearest proxy has written.
     """
-    if not _is_trusted(request.remote, trusted):
+    try:
+        peer = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return PublicOrigin()
+    inner = getattr(peer, "ipv4_mapped", None) or peer
+    if not any(inner in network for network in networks_in(trusted)):
         return PublicOrigin()
     scheme, prefix = _last(request, "X-Forwarded-Proto"), _last(request, "X-Forwarded-Prefix").rstrip("/")
     if not scheme and (found := _PROTO.search(_last(request, "Forwarded"))):
         scheme = found[1]
     known = scheme.lower() in {"http", "https"}
     return PublicOrigin(scheme.lower() if known else None, prefix if _PREFIX.fullmatch(prefix) else "")
-
-
-def _is_trusted(peer: str | None, trusted: str) -> bool:
-    try:
-        address = ipaddress.ip_address(peer or "")
-    except ValueError:
-        return False
-    inner = getattr(address, "ipv4_mapped", None) or address
-    return any(inner in network for network in networks_in(trusted))
 
 
 def _last(request: web.Request, name: str) -> str:

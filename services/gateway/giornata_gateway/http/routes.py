@@ -107,14 +107,12 @@ class Route:
     """Query and header parameters as the document tells them; the path tells its own."""
     form: type[BaseModel] | None = None
     """The fields of a multipart form, beside its files."""
-    json_form: type[BaseModel] | None = None
-    """The fields of a JSON object that asks for pictures."""
     json_body: type[BaseModel] | None = None
-    """The fields of any other JSON object."""
+    """The fields of a JSON object."""
     basic: bool = False
     """The key may also come as the password of HTTP Basic."""
     repeatable: bool = False
-    """An idempotency key makes one job of several requests."""
+    """It asks for pictures, and an idempotency key makes one job of several requests."""
     keyed: bool = True
     """Where the gateway has API keys, one is needed."""
     head: bool = True
@@ -123,7 +121,7 @@ class Route:
     @property
     def bodies(self) -> dict[str, type[BaseModel]]:
         """Return what a request's body is, by content type; empty for a route without one."""
-        both = {FORM: self.form, JSON: self.json_form or self.json_body}
+        both = {FORM: self.form, JSON: self.json_body}
         return {kind: body for kind, body in both.items() if body is not None}
 
 
@@ -177,13 +175,13 @@ ROUTES: Final = (
     Route(
         POST, "/v1/images/edits", partial(jobs.carry_out, EditForm), "edit", "Edit a picture and wait for it.",
         {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: _events(Task.EDIT), **PICTURES})},
-        EVERY, form=EditForm, json_form=WrittenEditForm, repeatable=True,
+        EVERY, form=EditForm, json_body=WrittenEditForm, repeatable=True,
     ),
     Route(
         POST, "/v1/images/generations", partial(jobs.carry_out, GenerationForm), "generate",
         "Make pictures from text and wait for them.",
         {200: Reply("Made.", {JSON: ImagesAnswer, STREAM: _events(Task.GENERATE), **PICTURES})},
-        EVERY, json_form=GenerationForm, repeatable=True,
+        EVERY, json_body=GenerationForm, repeatable=True,
     ),
     Route(
         POST, "/v1/images/variations", jobs.vary, "vary", "Refused: no served model makes variations of a picture.",
@@ -193,7 +191,7 @@ ROUTES: Final = (
         POST, "/v1/jobs", jobs.create, "createJob",
         "Submit an edit, or as JSON a generation, and do not wait.",
         {202: Reply("Accepted; Location names the job.", {JSON: JobView})},
-        EVERY, form=JobForm, json_form=GenerationJobForm, repeatable=True,
+        EVERY, form=JobForm, json_body=GenerationJobForm, repeatable=True,
     ),
     Route(
         GET, "/v1/jobs/{job_id}", jobs.status, "getJob", "How far a job is.",
@@ -539,7 +537,7 @@ def _schemas(routes: Sequence[Route]) -> Json:
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
             told["required"] = ["image", *told.get("required", [])]
-    for form in (route.json_form for route in routes if route.json_form):
+    for form in (route.json_body for route in routes if route.repeatable and route.json_body):
         schemas[form.__name__]["properties"] |= {REFERENCE: WRITTEN_REFERENCES} | _controls(WRITTEN)
     return schemas
 

@@ -128,7 +128,10 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         drop_vanished(transport.get_extra_info("socket"), self._config.stall_s)
-        self._holding = TenantAllocation(_address(transport), takeable=lambda: True, revoke=self.force_close)
+        host = str((transport.get_extra_info("peername") or ("",))[0])
+        # of IPv6 its network's
+        address = str(ipaddress.ip_network(f"{host}/64", strict=False)) if ":" in host else host
+        self._holding = TenantAllocation(address, takeable=lambda: True, revoke=self.force_close)
         self._pool.take(self._holding, 1, time.monotonic())
         self._expect()
 
@@ -246,12 +249,6 @@ class _Connection(web.RequestHandler):
         self.force_close()
 
 
-def _address(transport: asyncio.BaseTransport) -> str:
-    """The peer's, of IPv6 its network's."""
-    host = str((transport.get_extra_info("peername") or ("",))[0])
-    return str(ipaddress.ip_network(f"{host}/64", strict=False)) if ":" in host else host
-
-
 def drop_vanished(peer: socket.socket, unheard_s: float) -> None:
     """Have the kernel end a connection whose peer vanished without a word, where the system can (tcp(7)).
 
@@ -292,16 +289,6 @@ SINGLE: Final = (
 """Headers of which a request has one at most; aiohttp sees to Host, Content-Type and those of a body's length."""
 ROUTE: Final = web.RequestKey("route", Route)
 """The API route that a request is for."""
-
-
-def check_once(request: web.Request) -> None:
-    """Raise InvalidField where a header is given twice: of two keys, a proxy and the gateway could read another one."""
-    for name in SINGLE:
-        if len(given := request.headers.getall(name, ())) > 1:
-            received = f"{len(given)} headers"
-            raise InvalidField(
-                "The header is given twice.", field=name, received=received, accepted="one header"
-            )
 
 
 def check_site(site: str | None, origin: str | None, own: Collection[str], *, keyed: bool) -> None:
@@ -372,7 +359,10 @@ async def _allowed(route: Route, request: web.Request) -> web.StreamResponse:
     request[ROUTE] = route
     if "job_id" in request.match_info:
         request[JOB_ID] = request.match_info["job_id"]
-    check_once(request)
+    for name in SINGLE:  # of two keys, a proxy and the gateway could read another one
+        if len(given := request.headers.getall(name, ())) > 1:
+            why, received = "The header is given twice.", f"{len(given)} headers"
+            raise InvalidField(why, field=name, received=received, accepted="one header")
     authorization = request.headers.get("Authorization")
     written = password(authorization) if route.basic else None
     if route.method != GET:  # a page of another site cannot read what a GET answers

@@ -24,7 +24,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, retry_soon
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, named_control_images
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
@@ -37,6 +37,7 @@ from giornata.wire.requests import (
     EditParameters,
     SegmentationFields,
     evaluations_of,
+    named_control_images,
     named_references,
 )
 from giornata.wire.resolution import cfg_scale, resolve
@@ -392,11 +393,6 @@ class JobPreparer:
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
             cfg_scale=cfg_scale(parameters, card),
         )
-
-    async def check_blobs(self, order: EditOrder) -> None:
-        """Raise InvalidField where a claim check of the order leads to no blob."""
-        for name, picture in order.pictures.items():
-            await check_stored(self.blobs, name, picture)
 
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""

@@ -114,17 +114,7 @@ def control_use(
             received=net.name,
             accepted="another ControlNet, or an edit",
         )
-    return ControlUse(
-        model=net.name,
-        digest=net.digest,
-        image=asked.image,
-        annotator=asked.annotator,
-        scale=asked.scale,
-        start=asked.start,
-        end=asked.end,
-        mode=asked.mode,
-        sees=net.sees,
-    )
+    return ControlUse.model_validate(vars(asked) | {"digest": net.digest, "sees": net.sees})
 
 
 def _not_found(name: str, card: ModelCard, served: Mapping[str, Sequence[ControlCard]]) -> ControlNetNotFound:

@@ -120,7 +120,9 @@ def meant_fields(
     ignored: list[str] = []
     for name, value in given.items():
         accepted = neutral.get(name, ())
-        if value is None or name in unread or any(_same(value, one) for one in accepted):
+        # values are equal as in JSON; A1111's clients write 0 for false, and no number for a text
+        nothing = (value == one and isinstance(value, str) == isinstance(one, str) for one in accepted)
+        if value is None or name in unread or any(nothing):
             continue
         if name in known:
             meant[name] = value
@@ -139,25 +141,6 @@ def meant_fields(
 def shown(given: object) -> str:
     """A value of a body as errors show it, however large it is."""
     return reprlib.repr(given) if isinstance(given, str | list | dict) else json.dumps(given)
-
-
-def _same(given: object, neutral: object) -> bool:
-    """Return whether JSON values are equal; A1111's clients write 0 for false, and no number for a text."""
-    return given == neutral and isinstance(given, str) == isinstance(neutral, str)
-
-
-def schema_of(neutral: Mapping[str, Values], unread: Mapping[str, str]) -> dict[str, Any]:
-    """The fields as a form's JSON schema tells them."""
-    told: dict[str, Any] = {
-        name: {"description": "Ignored."}
-        if name in HARMLESS
-        else {"enum": [None, *accepted], "description": "Has no other meaning here."}
-        for name, accepted in neutral.items()
-    }
-    return told | {
-        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
-        for name, reader in unread.items()
-    }
 
 
 HASH_CHARACTERS: Final = 10
@@ -480,5 +463,15 @@ def _settings(given: Mapping[str, object], within: str) -> EffectiveFields:
     return meant_fields(given, Settings.model_fields, SETTINGS, UNREAD_SETTINGS, within)
 
 
-def _with_neutral(schema: dict[str, Any], accepted: Mapping[str, Values], unread: Mapping[str, str]) -> None:
-    schema["properties"] = schema["properties"] | schema_of(accepted, unread)
+def _with_neutral(schema: dict[str, Any], neutral: Mapping[str, Values], unread: Mapping[str, str]) -> None:
+    """Have a form's JSON schema tell of the fields without a meaning, too."""
+    schema["properties"] |= {
+        name: {"description": "Ignored."}
+        if name in HARMLESS
+        else {"enum": [None, *accepted], "description": "Has no other meaning here."}
+        for name, accepted in neutral.items()
+    }
+    schema["properties"] |= {
+        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
+        for name, reader in unread.items()
+    }

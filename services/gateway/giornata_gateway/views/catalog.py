@@ -195,6 +195,8 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
     waits = [queue.wait_ms for queue in queues if queue.wait_ms is not None]
     paces = [worker.steps_per_s for worker in workers]
     known = [steps for steps in paces if steps is not None]
+    counted = [state.worker.templates for state in states if state.worker and state.worker.templates]
+    sums = {name: sum(getattr(one, name) for one in counted) for name in TemplateCounters.model_fields}
     return FleetView(
         instances=instances,
         router_active=reports is not None,
@@ -206,7 +208,7 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
         queued_rows=sum(queue.rows for queue in queues) if queues else None,
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
         predicted_wait_s=min(waits) / 1e3 if waits else None,
-        templates=_templates(reports or ()),
+        templates=TemplateCounters.model_validate(sums) if counted else None,
         stores=stores_of(states),
     )
 
@@ -233,15 +235,6 @@ def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
     return tuple(rooms.values()) or None
 
 
-def _templates(reports: Sequence[InstanceReport]) -> TemplateCounters | None:
-    workers = (report.state.worker for report in reports)
-    told = [worker.templates for worker in workers if worker and worker.templates]
-    if not told:
-        return None
-    names = TemplateCounters.model_fields
-    return TemplateCounters.model_validate({n: sum(getattr(one, n) for one in told) for n in names})
-
-
 def _instance(report: InstanceReport) -> InstanceView:
     rows = {"running_rows": report.running_rows, "waiting_rows": report.waiting_rows}
     told = vars(report.state) | rows | {"models": [card.name for card in report.state.models]}
@@ -252,14 +245,6 @@ def _instance(report: InstanceReport) -> InstanceView:
             free_rows=max(0, control.capacity_rows - control.rows),
         )
     if worker := report.state.worker:
-        told["worker"] = WorkerView(
-            **rows,
-            free_rows=max(0, worker.capacity_rows - sum(rows.values())),
-            capacity_rows=worker.capacity_rows,
-            steps_per_s=report.steps_per_s,
-            step_ms=report.step_ms,
-            ranks=worker.ranks,
-            adapters=worker.adapters,
-            lora_host=worker.lora_host,
-        )
+        free = {"free_rows": max(0, worker.capacity_rows - sum(rows.values()))}
+        told["worker"] = WorkerView.model_validate(vars(worker) | vars(report) | free)
     return InstanceView.model_validate(told)

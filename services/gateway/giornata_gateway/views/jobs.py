@@ -397,14 +397,9 @@ def forecast_fields(forecast: JobEstimate | None) -> dict[str, Any]:
 
 
 def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> PictureView:
-    return PictureView(
-        index=row.index,
-        seed=row.seed,
-        step=step,
-        url=image_url(base_url, job_id, row.index) if row.image else None,
-        loras_from=row.loras_from,
-        error=error_detail(row.error) if row.error else None,
-    )
+    told = {"step": step, "error": row.error and error_detail(row.error)}
+    url = image_url(base_url, job_id, row.index) if row.image else None
+    return PictureView.model_validate(vars(row) | told | {"url": url})
 
 
 class ProgressEvent(View):
@@ -486,21 +481,15 @@ def progress_event(task: Task, event: StateEvent | StepEvent) -> ProgressEvent:
 
 def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
     """A preview as it is told; the record has been inspected."""
-    return PartialImageEvent(
-        type=KINDS[record.job.task].partial_image,
-        **_common(record, event.index, created_at)
-        | {
-            "background": "opaque",
-            "output_format": event.format,
-            "size": "auto" if event.size is None else f"{event.size[0]}x{event.size[1]}",
-        },
-        b64_json=base64.b64encode(event.image).decode(),
-        partial_image_index=event.partial_image_index,
-        step=event.step,
-        steps=event.steps,
-        box=event.box,
-        media_type=f"image/{event.format}",
-    )
+    told = {
+        "type": KINDS[record.job.task].partial_image,
+        "background": "opaque",
+        "output_format": event.format,
+        "size": "auto" if event.size is None else f"{event.size[0]}x{event.size[1]}",
+        "b64_json": base64.b64encode(event.image).decode(),
+        "media_type": f"image/{event.format}",
+    }
+    return PartialImageEvent.model_validate(vars(event) | _common(record, event.index, created_at) | told)
 
 
 def completed_event(

@@ -202,7 +202,7 @@ def pack_alpha(alpha: Alpha) -> bytes:
 
 
 def unpack_alpha(data: bytes) -> Alpha:
-    """Return what :func:`pack` was given."""
+    """Return what :func:`pack_alpha` was given."""
     tensors = load(zlib.decompress(data))
     height, width, *box = tensors["place"].tolist()
     alpha = np.zeros((height, width), np.float32)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
-from giornata_lab.simulation.degrees.baselines import (
+from giornata_lab.simulation.degrees.rules import (
     DegreeOption,
     EventDrivenRule,
     RoundBasedRule,

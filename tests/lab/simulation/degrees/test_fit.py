@@ -6,8 +6,7 @@ import pytest
 
 from giornata_lab.simulation.degrees import fit
 from giornata_lab.simulation.degrees.fit import FIGURES, HELD_OUT, PaperFigure, cost, picture_s, search
-from giornata_lab.simulation.degrees.step_times import EAGER, TETRISERVE, StepFormula
-from giornata_lab.simulation.degrees.workloads import SLO_S
+from giornata_lab.simulation.degrees.workloads import EAGER, SLO_S, TETRISERVE, StepFormula
 
 CHECKED = [*FIGURES, *HELD_OUT[:2]]
 """Skewed mixes of those held out take long: they are in the results."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from giornata.scheduling.degrees.pool import PoolDecision, StepStart
-from giornata_lab.simulation.degrees.baselines import FixedDegrees
+from giornata_lab.simulation.degrees.rules import FixedDegrees
 from tests.unit.scheduling.degrees.pools import began, degrees, row
 
 ALL = frozenset(range(8))

@@ -6,7 +6,7 @@ import pytest
 
 from giornata.planning.cost_model import LinearFit
 from giornata.planning.operations import NETWORK
-from giornata_lab.simulation.degrees.step_times import made
+from giornata_lab.simulation.degrees.workloads import made
 from giornata_lab.simulation.machines import derived
 
 

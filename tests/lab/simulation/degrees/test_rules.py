@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_lab.simulation.degrees.baselines import TieBreak
 from giornata_lab.simulation.degrees.rules import (
     POWERS,
-    BoundCase,
     PoolRuleCase,
     RuleName,
     RuleSetting,
+    TieBreak,
     bound_of,
     run_case,
 )
@@ -51,7 +50,7 @@ def test_no_rule_beats_the_bound_and_all_rows_end(
     run = run_case(PoolRuleCase(load, rule, devices))
     assert len(run.outcomes) == load.requests
     assert all(outcome.degrees.total() == load.steps for outcome in run.outcomes)
-    assert run.summary.attainment <= bound_of(BoundCase(load, devices=devices)) + 1e-9
+    assert run.summary.attainment <= bound_of(load, devices) + 1e-9
 
 
 LOADED = PoolWorkload(mix=SizeMix.SKEWED, scale=1.0, per_minute=18, cv=3.0, requests=60, seed=2)

@@ -8,15 +8,14 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
-from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.step_times import TETRISERVE
-from giornata_lab.simulation.degrees.workloads import PoolRequest, PoolRowSize
+from giornata_lab.simulation.degrees import workloads
+from giornata_lab.simulation.degrees.workloads import TETRISERVE, PoolRequest, PoolRowSize
 from giornata_lab.simulation.degrees.world import PoolWorld, WrongDecision
 
 DEGREES = (1, 2, 4)
 SMALL = PoolRowSize(256, 256)
 MASKED = PoolRowSize(1024, 448)
-ALONE_S = step_times.times(TETRISERVE, SMALL, DEGREES)
+ALONE_S = workloads.times(TETRISERVE, SMALL, DEGREES)
 
 Say = Callable[[float, Sequence[PoolRow], AbstractSet[int]], PoolDecision]
 
@@ -72,8 +71,8 @@ def test_a_masked_row_computes_its_first_step_and_one_on_other_devices_in_full()
     rule = Script(begin(0, on=(0, 1), steps=2), begin(0, on=(2, 3), steps=2), begin(0, on=(2, 3)))
     (ended,) = PoolWorld([request(size=MASKED, steps=5)], rule, DEGREES, devices=4).run()
     masked_s, full_s = (
-        step_times.times(TETRISERVE, MASKED, DEGREES)[2],
-        step_times.moved_times(TETRISERVE, MASKED, DEGREES)[2],
+        workloads.times(TETRISERVE, MASKED, DEGREES)[2],
+        workloads.moved_times(TETRISERVE, MASKED, DEGREES)[2],
     )
     assert full_s > 1.5 * masked_s
     assert ended.end_s == pytest.approx(2 * full_s + 3 * masked_s)
@@ -83,7 +82,7 @@ def test_a_masked_row_computes_its_first_step_and_one_on_other_devices_in_full()
 def test_rows_that_share_a_step_end_it_together_and_count_their_part() -> None:
     rule = Script(begin(0, 1, on=(0, 1)), begin(0, 1, on=(0, 1)))
     ended = PoolWorld([request(steps=2), request(1, steps=2)], rule, DEGREES, devices=2).run()
-    shared_s = step_times.shared_s(TETRISERVE, [(SMALL, False)] * 2, 2)
+    shared_s = workloads.shared_s(TETRISERVE, [(SMALL, False)] * 2, 2)
     assert ALONE_S[2] < shared_s < 2 * ALONE_S[2]
     assert [row.end_s for row in ended] == pytest.approx([2 * shared_s] * 2)
     assert [row.device_s for row in ended] == pytest.approx([2 * shared_s] * 2)
@@ -92,9 +91,9 @@ def test_rows_that_share_a_step_end_it_together_and_count_their_part() -> None:
 def test_of_rows_that_share_a_step_those_that_move_compute_in_full() -> None:
     rule = Script(begin(0), begin(0, 1))
     ended = PoolWorld([request(size=MASKED, steps=2), request(1, size=MASKED, steps=1)], rule, (1,)).run()
-    first_s = step_times.moved_times(TETRISERVE, MASKED, (1,))[1]
+    first_s = workloads.moved_times(TETRISERVE, MASKED, (1,))[1]
     assert ended[1].end_s == pytest.approx(
-        first_s + step_times.shared_s(TETRISERVE, [(MASKED, False), (MASKED, True)], 1)
+        first_s + workloads.shared_s(TETRISERVE, [(MASKED, False), (MASKED, True)], 1)
     )
 
 

@@ -32,8 +32,7 @@ from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, bits_of
-from giornata_lab.bench.compute import families
-from giornata_lab.bench.compute.models import REAL, flux
+from giornata_lab.bench.compute.models import REAL, family, flux
 from giornata_lab.bench.compute.rows import Rows, changed
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.fakes.cuda import CUDA, World, pretended
@@ -83,7 +82,7 @@ FAMILIES: Final = {
 def family_of(name: str, changed: Mapping[str, Any]) -> ModelFamily:
     if name == "flux":
         return flux({**REAL, **changed}, torch.bfloat16, CUDA)
-    return families.family(name, published=True, dtype=torch.bfloat16, device=CUDA, changed=changed)
+    return family(name, published=True, dtype=torch.bfloat16, device=CUDA, changed=changed)
 
 
 def entry_of(family: ModelFamily, tokens: int, world: World) -> Entry:

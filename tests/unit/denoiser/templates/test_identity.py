@@ -12,9 +12,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.scheduling.placement import TemplateRunPolicy
+from giornata.wire.jobs import picture_id
 from giornata.wire.models import BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.templates import picture_id
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling import DiscreteTime, FlowMatching, shifted_by_size

@@ -1,11 +1,16 @@
-"""One checkpoint in this process: template runs and edits by the engine, without services around it."""
+"""One checkpoint in this process: template runs and edits by the engine, and by two published caches on Flux Fill.
+
+TeaCache (Liu et al., CVPR 2025) leaves out steps, FISEdit (Yu et al., AAAI 2024) tokens; neither is served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,22 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.packed.packing import Region, region_of
+from giornata.packed.flux import FluxForward, Modulation
+from giornata.packed.packing import UNTRACED, Region, make_region, region_of
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.batch_tensors import ControlPart, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.flux import FluxBatch, FluxFill
 from giornata_denoiser.families.network import build_row
-from giornata_denoiser.rows.parts import NO_ADAPTERS, Adapters
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
+from giornata_lab.bench.compute.rows import changed
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
@@ -48,16 +53,13 @@ class Request:
 
 
 class BenchModel:
-    """Encoders, autoencoder and network of one checkpoint folder, by default on the CPU in float32.
+    """Encoders, autoencoder and network of one checkpoint folder, on the CPU in float32.
 
     Args:
         folder: the checkpoint.
         steps: of edits.
         guidance: scale of edits, embedded or classifier-free; None for the checkpoint's default.
         sampler: of edits; None for the checkpoint's own.
-        device: of the network.
-        dtype: of all tensors.
-        low_ranks: LoRAs that rows may have.
     """
 
     def __init__(
@@ -67,15 +69,11 @@ class BenchModel:
         steps: int,
         guidance: float | None = None,
         sampler: Sampler | None = None,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        low_ranks: LowRanks | None = None,
     ) -> None:
-        card, where = read_model_card(folder, None), torch.device(device)
-        self.images = FAMILIES[card.family](folder, card, where, dtype)
-        self.checkpoint: Checkpoint = load(folder, dtype=dtype, device=where)
+        card, device = read_model_card(folder, None), torch.device("cpu")
+        self.images = FAMILIES[card.family](folder, card, device, torch.float32)
+        self.checkpoint: Checkpoint = load(folder, dtype=torch.float32, device=device)
         self.family = self.checkpoint.family
-        self._low_ranks = low_ranks
         self.steps = steps
         self.guidance = card.default_guidance_scale if guidance is None else guidance
         self.sampler = sampler or self.family.schedule.default_sampler
@@ -87,12 +85,11 @@ class BenchModel:
         request: Request,
         recording: RecordingSpec,
         steps: int,
-        adapters: Adapters = NO_ADAPTERS,
         noise: Tensor | None = None,
     ) -> CachedTemplate:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.
 
-        The product records without `adapters`, and with the same `noise` for all edits.
+        The product records with the same `noise` for all edits.
         """
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=True
@@ -102,7 +99,7 @@ class BenchModel:
         tensors = {**tensors, "noise": noise}
         sampler = self.family.schedule.recorder
         row = self._row(request, self._text(request, ""), tensors, steps, sampler)
-        (done,) = self.run([replace(row, records=recording, adapters=adapters)])
+        (done,) = self.run([replace(row, records=recording)])
         return CachedTemplate(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int | None) -> Row:
@@ -140,40 +137,27 @@ class BenchModel:
     def _text(self, request: Request, prompt: str) -> dict[str, Tensor]:
         return self.images.encode_text(prompt, Size.of(request.mask))
 
-    def run(
-        self,
-        rows: Iterable[Row],
-        how: ReuseOptions | None = None,
-        controls: ControlPart | None = None,
-        told: Callable[[StepReport], object] = lambda _: None,
-    ) -> list[Row]:
-        """The rows when they are done, in order; `controls` computes their ControlNets, and of steps is `told`."""
-        ticks = count()
-        engine = Engine(
-            self.family,
-            Capacity(engines.ROWS, engines.TOKENS),
-            lambda: float(next(ticks)),
-            reusing=self._placed(how),
-            low_ranks=self._low_ranks,
-            controls=controls,
-        )
-        return engines.drained(engine, _numbered(rows), told)
+    def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
+        """The rows when they are done, in order."""
+        numbered = [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
+        return engines.drained(self._engine(how), numbered)
 
     def begun(self, row: Row, steps: int, how: ReuseOptions | None = None) -> Row:
         """`row` after its next `steps`, with what they teach it."""
-        engine = Engine(self.family, Capacity(1, engines.TOKENS), lambda: 0.0, reusing=self._placed(how))
-        (found,) = engines.advanced(engine, [row], steps)
+        (found,) = engines.advanced(self._engine(how), [row], steps)
         return found
+
+    def _engine(self, how: ReuseOptions | None) -> Engine:
+        """Loads go to the family's device."""
+        placed = replace(how or ReuseOptions(), device=device_for(self.family.device, engines.DEVICE_BYTES))
+        ticks = count()
+        capacity = Capacity(engines.ROWS, engines.TOKENS)
+        return Engine(self.family, capacity, lambda: float(next(ticks)), reusing=placed)
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""
         multiple = self.checkpoint.card.pixel_multiple
         return self.images.decode(row.latent, Size(row.grid[1] * multiple, row.grid[0] * multiple))
-
-    def _placed(self, how: ReuseOptions | None) -> ReuseOptions:
-        """Loads go to the family's device."""
-        device = device_for(self.family.device, engines.DEVICE_BYTES)
-        return replace(how or ReuseOptions(), device=device)
 
     def _row(
         self,
@@ -199,11 +183,6 @@ class BenchModel:
         )
 
 
-def _numbered(rows: Iterable[Row]) -> list[Row]:
-    """`rows` with keys of their own."""
-    return [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
-
-
 def held_out(side: int, limit: int) -> list[Request]:
     """`limit` of the edits that the model was not trained on, of pictures of `side` pixels."""
     slots = [slot for slot in cases.slots() if slot.side == side]
@@ -212,3 +191,145 @@ def held_out(side: int, limit: int) -> list[Request]:
         for slot in cases.spread(slots, limit)
         for case in [cases.draw(slot)]
     ]
+
+
+class TeaCachePolynomial(NamedTuple):
+    """Estimates by the inputs of two steps how far the network's outputs are apart, and how well that was fitted."""
+
+    coefficients: tuple[float, ...] = (1.0, 0.0)
+    """The highest power first."""
+    r2: float = 1.0
+    pairs: int = 0
+
+    def at(self, distance: float) -> float:
+        """The estimated distance of outputs; a distance is never below 0, as a polynomial may be."""
+        return max(0.0, float(np.polyval(self.coefficients, distance)))
+
+
+@dataclass(eq=False)
+class TeaCache:
+    """TeaCache's rule for one row at a time: which steps pass the blocks.
+
+    Rescaled distances of the first block's modulated input from step to step add up. While they are below the threshold
+    a step adds to its input what the blocks added last. The first and the last step are always computed.
+    """
+
+    polynomial: TeaCachePolynomial = field(default_factory=TeaCachePolynomial)
+    threshold: float = 0.0
+    residual: Tensor | None = None
+    """(tokens, inner_dim): what the blocks added in the last computed step."""
+    computed: int = 0
+    """Steps of all rows that passed the blocks."""
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    """Distances from step to step, of the input and of the network's output."""
+    _distance: float = 0.0
+    _sum: float = 0.0
+    _input: Tensor | None = None
+    _output: Tensor | None = None
+
+    def computes(self, modulated: Tensor, step: int, steps: int) -> bool:
+        """Return whether this step passes the blocks; `modulated` is (tokens, inner_dim)."""
+        if step and self._input is not None:
+            self._distance = relative_l1(modulated, self._input)
+        self._input, self._sum = modulated, self._sum + self.polynomial.at(self._distance)
+        found = step in {0, steps - 1} or self._sum >= self.threshold
+        if found:
+            self._sum, self.computed = 0.0, self.computed + 1
+        return found
+
+    def answered(self, output: Tensor, step: int) -> None:
+        """Take note of what the network answers, (tokens, channels)."""
+        if step and self._output is not None:
+            self.pairs.append((self._distance, relative_l1(output, self._output)))
+        self._output = output
+
+
+def relative_l1(now: Tensor, before: Tensor) -> float:
+    """Mean absolute difference over the mean absolute value before."""
+    return float((now - before).abs().mean() / before.abs().mean())
+
+
+class _TeaCacheForward(FluxForward):
+    """A forward of one sequence in full, by a rule."""
+
+    rule: TeaCache
+    place: tuple[int, int]
+    """Which step it is, and of how many."""
+
+    def passed(self, pairs: Sequence[Any], *others: Any) -> Tensor:
+        """See :meth:`giornata.packed.forward.PackedForward.passed`."""
+        image: Tensor = others[-2]
+        vectors, eps = self.modulation.double(0)[0][:2], pairs[0].norm1.norm.eps
+        segments = self.tokens.now.layout.image
+        modulated = self._parts.elementwise.modulated(image, vectors, segments, eps)
+        if not self.rule.computes(modulated, *self.place) and self.rule.residual is not None:
+            return image + self.rule.residual
+        behind = super().passed(pairs, *others)
+        self.rule.residual = behind - image
+        return behind
+
+
+class TeaCacheFill(FluxFill):
+    """Flux Fill's network under `rule`; its batches have one row, without a template."""
+
+    rule: TeaCache
+
+    def predict(
+        self,
+        batch: FluxBatch,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        steps: Sequence[int],
+        **_: Any,
+    ) -> Tensor:
+        """See :meth:`giornata_denoiser.families.network.Network.predict`."""
+        (step,), (vectors,) = steps, batch.modulation
+        modulation = Modulation(self.transformer, batch.modulation, steps)
+        forward = _TeaCacheForward(self._parts, batch.sequences, modulation, (), trace=UNTRACED)
+        forward.rule, forward.place = self.rule, (step, len(vectors))
+        output = forward.run(batch.text, self.model_input(latents, conditioning), batch.answered)
+        self.rule.answered(output, step)
+        return output
+
+
+def with_teacache(model: BenchModel, rule: TeaCache) -> BenchModel:
+    """`model`, of Flux Fill, with its network under `rule`."""
+    known: Any = model.family.network
+    found, network = copy.copy(model), TeaCacheFill(known.transformer)
+    found.family, network.rule = replace(model.family, network=network), rule
+    return found
+
+
+def calibrate(model: BenchModel, rows: Iterable[Row]) -> TeaCachePolynomial:
+    """TeaCache's polynomial, of order 4 as published, by least squares over all steps of `rows` but the first ones."""
+    rule = TeaCache()
+    for row in rows:
+        with_teacache(model, rule).run([row])
+    inputs, outputs = np.array(rule.pairs).T
+    coefficients = np.polyfit(inputs, outputs, 4)
+    off = outputs - np.polyval(coefficients, inputs)
+    return TeaCachePolynomial(tuple(coefficients.tolist()), float(1 - off.var() / outputs.var()), len(inputs))
+
+
+def differing(row: Row, template: CachedTemplate, threshold: float) -> Region | None:
+    """The tokens whose latent differs from the cached run's by `threshold` or more of the largest; None where all do.
+
+    `row` has made its first steps with the noise of the cached run.
+    """
+    cached = changed(row, template=template).picture_at(row.step)
+    own = row.track.picture(row.latent, row.inputs.conditioning["noise"], row.step)
+    if cached is None or own is None:
+        raise ValueError(f"nothing is known of the picture in the latent before step {row.step}")
+    far = (own - cached).abs().mean(1)  # of latents they are as many times as large for all tokens
+    return make_region((far >= threshold * far.max()).view(row.grid))
+
+
+def fisedit_like(model: BenchModel, row: Row, template: CachedTemplate, threshold: float, first: int) -> Row:
+    """`row` when it is done: its `first` steps in full, the others of the tokens that are :func:`differing` by then.
+
+    The other tokens' keys and values are the cached run's, uncorrected: FISEdit is given no mask, and finds its own.
+    """
+    begun = model.begun(row, first)
+    where = differing(begun, template, threshold)
+    (done,) = model.run([begun if where is None else changed(begun, region=where, template=template)])
+    return done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -17,7 +17,6 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
-from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import CostFollower, ReuseOptions
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -143,15 +142,12 @@ def taught(engine: Engine, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def drained(
-    engine: Engine, rows: Sequence[Row], told: Callable[[StepReport], object] = lambda _: None
-) -> list[Row]:
-    """`rows` when all are done, in order; whoever fails raises. Of every step is `told`."""
+def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:
+    """`rows` when all are done, in order; whoever fails raises."""
     engine.batch.submit(rows)
     done: dict[RowKey, Row] = {}
     while (report := engine.step()) is not None:
         if report.failed:
             raise report.failed[0].error
-        told(report)
         done |= {row.key: row for row in report.advanced if row.done}
     return [done[row.key] for row in rows]

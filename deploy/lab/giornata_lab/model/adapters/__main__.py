@@ -3,26 +3,110 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
 import torch
-from diffusers import FluxControlNetModel, FluxFillPipeline
+from diffusers import DiffusionPipeline, FluxControlNetModel, FluxFillPipeline
+from numpy.typing import NDArray
+from PIL import Image
 from scipy import ndimage
 
-from giornata_lab.model import latents
-from giornata_lab.model.adapters import card, lessons
-from giornata_lab.model.adapters.card import AdapterCard
-from giornata_lab.model.architecture import TEXT_TOKENS
-from giornata_lab.model.painting import Pixels, controlled, edits, fill_pipeline
-from giornata_lab.model.scenes import Scene, SceneTask
+from giornata_lab.model.adapters import lessons
+from giornata_lab.model.adapters.lessons import AdapterCard
+from giornata_lab.model.fill import PATCH_CHANNELS, TEXT_TOKENS, decode, encode, pack
+from giornata_lab.model.scenes import Scene, SceneTask, shapes
 from giornata_lab.quality import cases
 from giornata_lab.quality.cases import QualityCase
-from giornata_lab.quality.checker import check
-from giornata_lab.quality.metrics import ScoredAddition
+from giornata_lab.quality.metrics import ScoredAddition, check
 from giornata_tools.checkout import TRAINED
+
+Pixels = NDArray[np.uint8]
+
+
+def edits(
+    pipeline: DiffusionPipeline,
+    scenes: Sequence[Scene],
+    seeds: Sequence[int],
+    prompts: Sequence[str] | None = None,
+    **options: Any,
+) -> list[Pixels]:
+    """The edited pictures (side, side, 3): what was painted, pasted into what was there.
+
+    Args:
+        pipeline: an inpainting pipeline.
+        scenes: of one size.
+        seeds: of each edit's noise.
+        prompts: by default the scenes' captions.
+        options: of the pipeline's call.
+    """
+    side = scenes[0].before.shape[0]
+    painted = pipeline(
+        prompt=list(prompts or [scene.caption for scene in scenes]),
+        image=[Image.fromarray(scene.before) for scene in scenes],
+        mask_image=[shapes.image(scene.mask) for scene in scenes],
+        height=side,
+        width=side,
+        generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+        **options,
+    ).images
+    return [
+        np.where(scene.mask[..., None], np.asarray(picture), scene.before)
+        for scene, picture in zip(scenes, painted, strict=True)
+    ]
+
+
+def fill_pipeline(checkpoint: Path) -> FluxFillPipeline:
+    """The pipeline of a Flux-Fill checkpoint in float32, without a progress bar."""
+    pipeline = FluxFillPipeline.from_pretrained(checkpoint, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@contextmanager
+def controlled(
+    pipeline: FluxFillPipeline, net: FluxControlNetModel, images: Sequence[Pixels], scale: float = 1.0
+) -> Iterator[None]:
+    """`pipeline` under a ControlNet: diffusers has no pipeline of Fill with one.
+
+    Its unmodified transformer is given the residuals that `net` computes of the noisy latents alone, as
+    `FluxControlNetInpaintPipeline` does. Of the control images' posteriors the mode is taken.
+
+    Args:
+        pipeline: of one or more edits at once.
+        net: the ControlNet.
+        images: (side, side, 3), one for each edit.
+        scale: as the pipeline's `controlnet_conditioning_scale`.
+    """
+    pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1
+    control = pack(encode(pipeline.vae, pictures))
+
+    def add(
+        _module: torch.nn.Module, _args: object, given: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]]:
+        names = (
+            "encoder_hidden_states", "pooled_projections", "timestep", "guidance", "img_ids", "txt_ids",
+        )  # fmt: skip
+        double, single = net(
+            hidden_states=given["hidden_states"][..., :PATCH_CHANNELS],
+            controlnet_cond=control,
+            conditioning_scale=scale,
+            return_dict=False,
+            **{name: given[name] for name in names},
+        )
+        residuals = {"controlnet_block_samples": double, "controlnet_single_block_samples": single}
+        return (), {**given, **residuals}
+
+    hook = pipeline.transformer.register_forward_pre_hook(add, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
 
 AT_ONCE: Final = 10
 SIDE: Final = 128
@@ -72,7 +156,7 @@ def judge_shown(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Fig
         truth = torch.from_numpy(np.stack([lessons.outlined(scene).after for scene in scenes]))
         with torch.inference_mode():
             x = truth.permute(0, 3, 1, 2).float() / 127.5 - 1
-            y = latents.decode(pipeline.vae, latents.encode(pipeline.vae, x))
+            y = decode(pipeline.vae, encode(pipeline.vae, x))
         shown = ((y + 1) * 127.5).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
         pairs = zip(shown, scenes, strict=True)
         pictures += [np.where(scene.mask[..., None], picture, scene.before) for picture, scene in pairs]
@@ -167,7 +251,7 @@ def main(*, names: tuple[str, ...], limit: int, threads: int) -> None:
     """Measure NAMES, by default all, on held-out edits through diffusers' pipelines; rewrites their cards."""
     torch.set_num_threads(threads)
     for name in names or NAMES:
-        one = card.read(name)
+        one = lessons.read_card(name)
         measured = {"edits": float(limit), **figures(one, limit)}
         click.echo(f"{name}: {measured}")
         one.model_copy(update={"measured": measured}).write()

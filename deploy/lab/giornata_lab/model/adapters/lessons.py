@@ -1,25 +1,27 @@
-"""What the adapters that ship teach: looks of LoRAs, and control images of the ControlNet `outline`. Pure."""
+"""The adapters that ship: looks of LoRAs, control images of the ControlNet `outline`, and the cards of all."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from scipy import ndimage
 
 from giornata_lab.model.scenes import Scene, SceneTask, sample
 from giornata_lab.model.scenes.scene import SPELLINGS, article
 from giornata_lab.model.scenes.shapes import Mask, SceneShape, coverage
 from giornata_lab.quality.cases import is_fit
-from giornata_lab.quality.checker import CHANGED, painted_thing
-
-# Control images of the ControlNet `outline`, its scenes, and how well a picture keeps to an outline. Pure.
-
+from giornata_lab.quality.metrics import CHANGED, painted_thing
+from giornata_tools.checkout import ADAPTERS
 
 LINE_PX: Final = 2
 """Width of a drawn outline."""
@@ -88,10 +90,6 @@ def _over_union(painted: Mask, scene: Scene) -> float:
     return float((painted & asked).sum() / (painted | asked).sum())
 
 
-# What the LoRAs teach: `outlined` draws a dark rim inside of every thing, `swapped` exchanges colours.
-# Pure.
-
-
 PAIRS: Final = (
     ("red", "teal"),
     ("orange", "blue"),
@@ -145,3 +143,69 @@ def sample_addition(rng: np.random.Generator, side: int) -> Scene:
     """A random scene, mostly of one thing that is added."""
     task = SceneTask.ADD if rng.uniform() < ADDED else None
     return sample(rng, side, task, LEAST_MASK_PX)
+
+
+FOLDER: Final = ADAPTERS
+"""Where the adapters of fresco ship."""
+LORAS: Final = FOLDER / "loras" / "fresco"
+"""`loras` is a shared folder of the LoRA store: `<model>/<name>.safetensors`."""
+CONTROLNETS: Final = FOLDER / "controlnets"
+WEIGHTS: Final = "diffusion_pytorch_model.safetensors"
+"""diffusers' name for a network's weights."""
+
+
+class AdapterKind(StrEnum):
+    """What an adapter is."""
+
+    LORA = "lora"
+    CONTROLNET = "controlnet"
+
+
+class AdapterCard(BaseModel):
+    """How one adapter came to be, and what it does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: AdapterKind
+    does: str
+    base_digest: str
+    """12 hex digits of the sha-256 over the weights of transformer and text encoders that it was trained for."""
+    command: str
+    seed: int
+    steps: int
+    sha256: str
+    """sha-256 of the weights' file."""
+    size_bytes: int
+    """Size of the weights' file."""
+    measured: dict[str, float] = {}
+    """Figures of held-out edits; `python -m giornata_lab.model.adapters` writes them."""
+
+    @property
+    def file(self) -> Path:
+        """The weights, where they ship."""
+        if self.kind is AdapterKind.LORA:
+            return LORAS / f"{self.name}.safetensors"
+        return CONTROLNETS / self.name / WEIGHTS
+
+    def write(self, folder: Path = FOLDER) -> None:
+        """Put the card where `read_card` finds it."""
+        path = card_path(self.name, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def card_path(name: str, folder: Path = FOLDER) -> Path:
+    """The file of a card."""
+    return folder / "cards" / f"{name}.json"
+
+
+def read_card(name: str, folder: Path = FOLDER) -> AdapterCard:
+    """The card of the adapter `name`."""
+    return AdapterCard.model_validate_json(card_path(name, folder).read_bytes())
+
+
+def sha256_of(path: Path) -> str:
+    """64 hex digits over a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

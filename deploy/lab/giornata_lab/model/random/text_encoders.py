@@ -36,9 +36,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
 
-# Both text encoders of a small Flux checkpoint and their tokenizers: a few hundred tokens; no download.
-
-
 CLIP_TOKENS: Final = 77
 """Length to which published CLIP encoders pad a prompt; their position embedding fixes it."""
 T5_TOKENS: Final = 48
@@ -159,10 +156,6 @@ def _merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
         merged.append("".join(rest[:width]))
         del rest[:width]
     return tuple(merged)
-
-
-# Small Qwen text encoders with random weights, and their tokenizer: byte-level byte-pair encoding; no
-# download.
 
 
 SPACE: Final = "\u0120"
@@ -290,9 +283,6 @@ def text_shape(tokenizer: Any, width: int, layers: int) -> dict[str, Any]:
         "head_dim": width // HEADS,
         "max_position_embeddings": 1024,
     }
-
-
-# Flux.2's small text encoder with random weights, and the text part of its processor; no download.
 
 
 NAMED: Final = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}

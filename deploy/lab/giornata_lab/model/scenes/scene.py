@@ -91,9 +91,6 @@ def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-# A scene: what is there, what the caption asks for, and how the picture looks when it is done.
-
-
 MIN_RADIUS: Final = 8.0
 """Pixels. A thing of 16 pixels is two tokens wide."""
 MARGIN: Final = (1.15, 1.3)

@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-# The twelve colours that captions name, and which grounds let them be seen.
-
-
 RGB = NDArray[np.float32]
 """(3,) red, green, blue in [0, 1]."""
 
@@ -66,9 +63,6 @@ def ground_colour(
     good = np.flatnonzero(distances >= CONTRAST)
     chosen: RGB = candidates[good[0] if len(good) else int(distances.argmax())]
     return chosen
-
-
-# The eight shapes that captions name, as polygons in units of the radius; y points down.
 
 
 Polygon = NDArray[np.float64]
@@ -170,9 +164,6 @@ def coverage(thing: SceneShape, side: int) -> Coverage:
     return Coverage(left, top, (np.asarray(fine.reduce(OVERSAMPLING)) / 255).astype(np.float32))
 
 
-# Backgrounds: flat, gradient, stripes, checks, soft noise and blurred blobs.
-
-
 Picture = NDArray[np.float32]
 """(side, side, 3) in [0, 1]."""
 NEARNESS: Final[dict[str, tuple[float, float]]] = {
@@ -261,9 +252,6 @@ def ground(rng: np.random.Generator, kind: str, side: int, avoid: list[RGB]) -> 
     a = ground_colour(rng, avoid)
     b = ground_colour(rng, avoid, a, rng.uniform(*NEARNESS.get(kind, (1.0, 1.0))))
     return GROUNDS[kind](rng, side, a, b).clip(0, 1)
-
-
-# Masks as people and programs draw them: boxes, ellipses, brush strokes, the shape of a thing.
 
 
 Mask = NDArray[np.bool_]

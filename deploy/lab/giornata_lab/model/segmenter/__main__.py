@@ -11,7 +11,7 @@ from typing import Final
 import click
 import torch
 
-from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge, read_card
+from giornata_lab.model.segmenter.clipseg import ReferenceSegmenter, judge, read_card
 from giornata_tools.checkout import SEGMENTER
 
 SIDES: Final = (128, 256)

@@ -15,9 +15,6 @@ from PIL import Image
 from giornata_lab.model.scenes.scene import MIN_RADIUS, PLURALS, SPELLINGS, TILT_DEG, article, paint, to_uint8
 from giornata_lab.model.scenes.shapes import COLOURS, GROUNDS, SHAPES, Mask, SceneShape, coverage, ground, rgb
 
-# Scenes with several things, where the colour and the shape that are seen at every pixel are known. Pure.
-
-
 HELD_OUT: Final = 0x53494E4F
 """First word of the seeds of scenes for measuring. Training's is a small number, so that no scene is in both."""
 THINGS_MAX: Final = 4
@@ -122,9 +119,6 @@ def _kind(rng: np.random.Generator, things: list[SceneShape]) -> tuple[str, str]
     if LIKENESS <= chance < 3 * LIKENESS:
         shape = like.shape
     return colour, shape
-
-
-# What sinopia can be asked for, and which pixels a phrase means. Every word that it knows is here. Pure.
 
 
 Option = TypeVar("Option")

@@ -22,10 +22,10 @@ from typing import Final
 import click
 import torch
 
-from giornata_lab.model.adapters import card
-from giornata_lab.model.train import autoencoder, control, decoder, export, lora, painter, segmenter, unet
+from giornata_lab.model.adapters import lessons
+from giornata_lab.model.train import adapters, autoencoder, export, painter, segmenter, unet
 from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable
-from giornata_lab.model.yardstick import LATENTS
+from giornata_lab.model.train.unet import LATENTS
 from giornata_tools.checkout import ROOT, SEGMENTER, TRAINED
 
 
@@ -54,7 +54,7 @@ RECIPES: Final = {
             "autoencoder": RecipeStage(autoencoder.run, 1600),
             "painter": RecipeStage(painter.run, 20_000),
             "guidance": RecipeStage(painter.distil, 500),
-            "decoder": RecipeStage(decoder.run, 400),
+            "decoder": RecipeStage(autoencoder.refine, 400),
         },
         export.fresco,
         TRAINED,
@@ -63,7 +63,7 @@ RECIPES: Final = {
         {
             "autoencoder": RecipeStage(partial(autoencoder.run, space=LATENTS), 1600),
             "unet": RecipeStage(unet.run, 11_000),
-            "decoder": RecipeStage(decoder.run, 400),
+            "decoder": RecipeStage(autoencoder.refine, 400),
         },
         export.yardstick,
         ROOT / "deploy" / "model" / "yardstick",
@@ -71,13 +71,15 @@ RECIPES: Final = {
     "sinopia": Recipe({segmenter.TITLE: RecipeStage(segmenter.run, 4500)}, export.sinopia, SEGMENTER),
     "lora": Recipe(
         {
-            "outlined": RecipeStage(partial(lora.run, "outlined"), 2400),
-            "swapped": RecipeStage(partial(lora.run, "swapped"), 3200),
+            "outlined": RecipeStage(partial(adapters.run_lora, "outlined"), 2400),
+            "swapped": RecipeStage(partial(adapters.run_lora, "swapped"), 3200),
         },
         export.loras,
-        card.FOLDER,
+        lessons.FOLDER,
     ),
-    "control": Recipe({"outline": RecipeStage(control.run, 3000)}, export.controlnets, card.FOLDER),
+    "control": Recipe(
+        {"outline": RecipeStage(adapters.run_control, 3000)}, export.controlnets, lessons.FOLDER
+    ),
 }
 """Models, and adapters of the first one."""
 ADAPTERS: Final = ("lora", "control")

@@ -1,7 +1,12 @@
-"""First stage: the autoencoder, from pictures to latents and back.
+"""First and last stage: the autoencoder, from pictures to latents and back.
 
-L1 on pixels and on their gradients (edges of shapes are thin) and a slight pull to the unit Gaussian. A part of the
-pictures has its mask blanked, since Fill's conditioning encodes such pictures.
+The first learns by L1 on pixels and on their gradients (edges of shapes are thin) and a slight pull to the unit
+Gaussian. A part of the pictures has its mask blanked, since Fill's conditioning encodes such pictures.
+
+The last trains the decoder once more; the encoder stays, and what was trained on its latents stays valid. The first
+stage learns from small crops, whose norms see other statistics than whole pictures do. What remains is a smooth offset
+of a few 8-bit levels, which shows as a seam where the patch meets the original. Here whole pictures are decoded, and
+the mean of every `PATCH` pixels counts besides the pixels.
 """
 
 from __future__ import annotations
@@ -15,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from torch import nn
 
-from giornata_lab.model import architecture
-from giornata_lab.model.architecture import FILL_LATENTS, LatentSpace
+from giornata_lab.model.fill import FILL_LATENTS, LatentSpace, autoencoder, bfloat16_exact
 from giornata_lab.model.scenes import sample
 from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, coder_optimisers, cosine
 
@@ -42,7 +47,7 @@ def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
     """
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
-    vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
+    vae = autoencoder(space).to(device, memory_format=torch.channels_last)
     loop = TrainingLoop("autoencoder", plan, vae, coder_optimisers(vae, PEAK_RATES), PEAK_RATES)
     first = loop.step
     if first >= steps and (plan.folder / "vae").exists():
@@ -98,7 +103,7 @@ def _pictures(seed: tuple[int, int], count: int) -> torch.Tensor:
 def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path, space: LatentSpace) -> None:
     """Measure mean and deviation of the latents, and write the component."""
     vae.eval()
-    architecture.bfloat16_exact(vae)
+    bfloat16_exact(vae)
     x = pictures.float() / 127.5 - 1
     parts = [vae.encode(part).latent_dist.mode() for part in torch.split(x, 64)]
     latents = torch.cat(parts)
@@ -126,8 +131,55 @@ def write(vae: AutoencoderKL, folder: Path) -> None:
 def load(folder: Path) -> AutoencoderKL:
     """The trained component in float32, frozen; its configuration does not tell of `folder`."""
     saved: Any = AutoencoderKL.from_pretrained(folder / "vae", dtype=torch.float32)
-    vae = architecture.autoencoder(replace(FILL_LATENTS, channels=saved.config.latent_channels))
+    vae = autoencoder(replace(FILL_LATENTS, channels=saved.config.latent_channels))
     vae.load_state_dict(saved.state_dict())
     vae.register_to_config(scaling_factor=saved.config.scaling_factor, shift_factor=saved.config.shift_factor)
     frozen: AutoencoderKL = vae.eval().requires_grad_(requires_grad=False)
     return frozen
+
+
+BATCHES: Final = ((96, 4), (128, 2), (256, 1))
+"""Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
+LARGE_EVERY: Final = 8
+PATCH: Final = 8
+PATCH_WEIGHT: Final = 3.0
+DECODER_RATES: Final = (1e-3, 5e-4)
+"""Learning rates of Muon and of AdamW."""
+DECODER_WARM_UP: Final = 20
+NOISE: Final = 0.05
+"""Standard deviation of what is added to normalised latents: the transformer's latents are not exact either."""
+
+
+def refine(plan: StagePlan) -> None:
+    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``."""
+    vae = load(plan.folder).to(plan.device, memory_format=torch.channels_last)
+    vae.decoder.requires_grad_(requires_grad=True)
+    decoder: nn.Module = vae.decoder
+    loop = TrainingLoop("decoder", plan, decoder, coder_optimisers(decoder, DECODER_RATES), DECODER_RATES)
+    ended = loop.run(
+        lambda step: _decoder_loss(vae, _whole_pictures(plan.seed + 2, step).to(plan.device)),
+        lambda step: min(1.0, (step + 1) / DECODER_WARM_UP, (plan.steps - step) / plan.steps * 1.5),
+    )
+    if ended:
+        bfloat16_exact(vae)
+        write(vae, plan.folder)
+
+
+def _decoder_loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
+    with torch.no_grad():
+        z = vae.encode(x).latent_dist.mode()
+        z = z + NOISE / vae.config.scaling_factor * torch.randn_like(z) * torch.rand(len(z), 1, 1, 1).to(z)
+    gap = vae.decode(z).sample - x
+    pixels, edges = pixel_losses(gap)
+    patches = nn.functional.avg_pool2d(gap, PATCH).abs().mean()
+    loss = pixels + GRADIENT_WEIGHT * edges + PATCH_WEIGHT * patches
+    return {"loss": loss, "l1": pixels, "edges": edges, "patches": patches}
+
+
+def _whole_pictures(seed: int, step: int) -> torch.Tensor:
+    """A batch (count, 3, side, side) in [-1, 1]."""
+    side, count = BATCHES[2] if step % LARGE_EVERY == LARGE_EVERY - 1 else BATCHES[step % 2]
+    scenes = [sample(np.random.default_rng((seed, step, i)), side) for i in range(count)]
+    pictures = torch.from_numpy(np.stack([scene.after for scene in scenes]))
+    whole: torch.Tensor = pictures.permute(0, 3, 1, 2).float() / 127.5 - 1
+    return whole.contiguous(memory_format=torch.channels_last)

@@ -11,17 +11,15 @@ from diffusers import DiffusionPipeline, FluxFillPipeline, StableDiffusionInpain
 from peft.utils import get_peft_model_state_dict
 
 from giornata.model_cards import SERVING, ServingDefaults
-from giornata_lab.model import architecture
-from giornata_lab.model import yardstick as yardsticks
-from giornata_lab.model.adapters.card import WEIGHTS, AdapterCard, AdapterKind, sha256_of
-from giornata_lab.model.painter import Painter
-from giornata_lab.model.segmenter import architecture as segmenters
-from giornata_lab.model.segmenter.judging import WEIGHTS as SEGMENTER_WEIGHTS
-from giornata_lab.model.segmenter.judging import SegmenterCard
-from giornata_lab.model.train import autoencoder, control, lora, painter, unet
+from giornata_lab.model.adapters.lessons import WEIGHTS, AdapterCard, AdapterKind, sha256_of
+from giornata_lab.model.fill import Painter, scheduler, text_encoders, transformer
+from giornata_lab.model.segmenter import clipseg as segmenters
+from giornata_lab.model.segmenter.clipseg import WEIGHTS as SEGMENTER_WEIGHTS
+from giornata_lab.model.segmenter.clipseg import SegmenterCard
+from giornata_lab.model.train import adapters, autoencoder, painter, unet
 from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable, load_state
 from giornata_lab.model.train.segmenter import TITLE, SegmenterTrainingModel
-from giornata_lab.model.yardstick import Inpainter
+from giornata_lab.model.train.unet import Inpainter
 
 FILL_DEFAULTS: Final = ServingDefaults(steps=20)
 """What requests get that do not say; diffusers' 50 gain nothing on a flow this straight."""
@@ -34,11 +32,11 @@ def fresco(folder: Path, target: Path) -> None:
     Raises:
         Unusable: no stage was trained, or the last one was stopped on its way.
     """
-    text = architecture.text_encoders()
-    trained = Painter(architecture.transformer(), text)
+    text = text_encoders()
+    trained = Painter(transformer(), text)
     trained.load_state_dict(ended(folder, painter.GUIDANCE.title, painter.PAINTER.title)["average"])
     pipeline = FluxFillPipeline(
-        scheduler=architecture.scheduler(),
+        scheduler=scheduler(),
         vae=autoencoder.load(folder),
         text_encoder=text.clip,
         tokenizer=text.clip_tokenizer,
@@ -60,15 +58,15 @@ def yardstick(folder: Path, target: Path) -> None:
 
 def unet_pipeline(folder: Path, weights: Mapping[str, torch.Tensor]) -> StableDiffusionInpaintPipeline:
     """The pipeline of an `Inpainter` of these weights and of the autoencoder in `folder`, in float32."""
-    text = yardsticks.text_encoder()
-    trained = Inpainter(yardsticks.unet(), text.clip)
+    text = unet.text_encoder()
+    trained = Inpainter(unet.unet(), text.clip)
     trained.load_state_dict(weights)
     return StableDiffusionInpaintPipeline(
         vae=autoencoder.load(folder),
         text_encoder=text.clip,
         tokenizer=text.tokenizer,
         unet=trained.unet,
-        scheduler=yardsticks.scheduler(),
+        scheduler=unet.scheduler(),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -115,9 +113,9 @@ def loras(folder: Path, target: Path) -> None:
     Raises:
         Unusable: one of them was not trained, or stopped on its way.
     """
-    for name in lora.LESSONS:
+    for name in adapters.LESSONS:
         trained = ended(folder, name)
-        run = lora.resumed(name, _plan(folder, trained))
+        run = adapters.resumed_lora(name, _plan(folder, trained))
         transformer = run.average.transformer
         factors = get_peft_model_state_dict(transformer, adapter_name=name)
         place = target / "loras" / "fresco"
@@ -136,9 +134,9 @@ def controlnets(folder: Path, target: Path) -> None:
     Raises:
         Unusable: it was not trained, or stopped on its way.
     """
-    name = control.OUTLINE.title
+    name = adapters.OUTLINE.title
     trained = ended(folder, name)
-    run, _ = control.resumed(_plan(folder, trained))
+    run, _ = adapters.resumed_control(_plan(folder, trained))
     net: Any = run.average
     place = target / "controlnets" / name
     net.half().save_pretrained(place, safe_serialization=True)

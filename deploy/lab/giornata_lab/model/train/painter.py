@@ -14,31 +14,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
-from diffusers import AutoencoderKL, FluxFillPipeline
+from diffusers import AutoencoderKL
 
-from giornata_lab.model import architecture, latents
-from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
-from giornata_lab.model.painter import UNGUIDED, Painter, Predictor
+from giornata_lab.model.fill import (
+    NATIVE_PIXELS,
+    TEXT_TOKENS,
+    TOKEN_PIXELS,
+    UNGUIDED,
+    Painter,
+    pack,
+    pack_mask,
+    shifted,
+    text_encoders,
+    transformer,
+)
 from giornata_lab.model.random.text_encoders import TextEncoders
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
-    Model,
+    SceneBatch,
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
     TrainingStateUnusable,
     digest,
+    encode_both,
     in_blocks,
+    masks_of,
     optimisers,
     weighted_error,
 )
-from giornata_tools.checkout import TRAINED
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
@@ -63,8 +72,8 @@ class FillEncoder:
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """Clean (rows, tokens, 32), condition (rows, tokens, 96), masked (rows, tokens)."""
-        clean, blanked = (latents.pack(part) for part in encode_both(self.vae, scenes))
-        mask = latents.pack_mask(masks_of(scenes).float()).to(clean)
+        clean, blanked = (pack(part) for part in encode_both(self.vae, scenes))
+        mask = pack_mask(masks_of(scenes).float()).to(clean)
         condition = torch.cat([blanked, mask], dim=-1)
         return SceneBatch(
             clean.bfloat16().cpu(),
@@ -95,10 +104,11 @@ class PainterRun(TrainingRun[Painter]):
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = PAINTER) -> None:
         torch.manual_seed(plan.seed)
-        text = architecture.text_encoders()
-        painter = Painter(architecture.transformer(), text).to(plan.device)
+        text = text_encoders()
+        painter = Painter(transformer(), text).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter, in_blocks, RATES))
+        self.encoder = FillEncoder(vae, text)
+        super().__init__(plan, course, painter, self.encoder.encode, optimisers(painter, in_blocks, RATES))
 
 
 def run(plan: StagePlan) -> None:
@@ -108,11 +118,12 @@ def run(plan: StagePlan) -> None:
 
 
 def flow_loss(
-    painter: Predictor, batch: SceneBatch, guidance: tuple[float, float] = (UNGUIDED, UNGUIDED)
+    painter: Any, batch: SceneBatch, guidance: tuple[float, float] = (UNGUIDED, UNGUIDED)
 ) -> torch.Tensor:
     """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask.
 
-    Each row has a scale between the two of `guidance`; the target is the same for all.
+    `painter` is alone or has an adapter. Each row has a scale between the two of `guidance`; the target is the same for
+    all.
     """
     noise = torch.randn_like(batch.clean)
     times = random_times(noise)
@@ -131,7 +142,7 @@ def flow_loss(
 def random_times(tokens: torch.Tensor) -> torch.Tensor:
     """(rows,) logit-normal times for (rows, tokens, channels), noisier for more tokens."""
     times = torch.sigmoid(torch.randn(len(tokens), device=tokens.device))
-    return architecture.shifted(times, tokens.shape[1])
+    return shifted(times, tokens.shape[1])
 
 
 def random_corner(tokens: torch.Tensor) -> tuple[int, int]:
@@ -216,59 +227,3 @@ def distillation_loss(
     read = student.read(*batch.token_ids)
     velocity = student(noisy, batch.condition, read, time=times, guidance=guidance, corner=corner)
     return weighted_error(velocity, target, batch.masked)
-
-
-@dataclass(frozen=True)
-class AdapterEncoder:
-    """What makes scenes a batch for an adapter: `fill`, and what :meth:`encode` of a lesson adds."""
-
-    fill: FillEncoder
-
-    @property
-    def vae(self) -> AutoencoderKL:
-        """The VAE of pictures and of control images."""
-        return self.fill.vae
-
-    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
-        """As `FillEncoder.encode`."""
-        return self.fill.encode(scenes)
-
-    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
-        """As `FillEncoder.tokenize`."""
-        return self.fill.tokenize(captions)
-
-
-@dataclass(frozen=True)
-class FrozenFillCheckpoint:
-    """A trained Flux-Fill checkpoint; no weight is learnt on."""
-
-    painter: Painter
-    encoder: FillEncoder
-    digest: str
-    """Digest of the painter's weights, as `stage.digest` tells it."""
-
-
-def load_frozen(plan: StagePlan) -> FrozenFillCheckpoint:
-    """The checkpoint that ships, in float32 on the plan's device."""
-    pipeline = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
-    text = TextEncoders(
-        pipeline.text_encoder, pipeline.tokenizer, pipeline.text_encoder_2, pipeline.tokenizer_2
-    )
-    painter = Painter(pipeline.transformer, text).to(plan.device).eval()
-    painter.requires_grad_(requires_grad=False)
-    vae = pipeline.vae.to(plan.device).eval().requires_grad_(requires_grad=False)
-    return FrozenFillCheckpoint(painter, FillEncoder(vae, text), digest(painter))
-
-
-def begin_on(run: TrainingRun[Model], base: FrozenFillCheckpoint) -> None:
-    """Note what a new run is trained for.
-
-    Raises:
-        Unusable: the run's state was trained for another model.
-    """
-    if run.step == 0:
-        run.taught_by = base.digest
-    elif run.taught_by != base.digest:
-        raise TrainingStateUnusable(
-            f"{run.path} was trained for another model than the present one: remove it to begin again"
-        )

@@ -16,9 +16,9 @@ from torch import nn
 from transformers import AttentionInterface, CLIPSegForImageSegmentation
 
 from giornata_lab.model.scenes.shapes import SHAPES
-from giornata_lab.model.segmenter import architecture
+from giornata_lab.model.segmenter import clipseg
 from giornata_lab.model.segmenter import scenes as phrases
-from giornata_lab.model.segmenter.architecture import GRID, PATCH, SIDE, TAKEN
+from giornata_lab.model.segmenter.clipseg import GRID, PATCH, SIDE, TAKEN
 from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, sample
 from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, cosine, optimisers
 
@@ -63,10 +63,10 @@ class SegmenterTrainingModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model: CLIPSegForImageSegmentation = architecture.segmenter()
+        self.model: CLIPSegForImageSegmentation = clipseg.segmenter()
         for layer in [*self.model.clip.vision_model.encoder.layers, *self.model.decoder.layers]:
             layer.self_attn.config._attn_implementation = PRODUCTS  # noqa: SLF001 - a decoder's own configuration has no setter
-        self.names = nn.Linear(architecture.WIDTH, 2 + len(NAMES) + len(SHAPES))
+        self.names = nn.Linear(clipseg.WIDTH, 2 + len(NAMES) + len(SHAPES))
 
     def forward(
         self, pixels: torch.Tensor, ids: torch.Tensor, corner: tuple[int, int] = (0, 0)
@@ -149,7 +149,7 @@ def run(plan: StagePlan) -> None:
     """Train, going on from ``segmenter.pt`` in the plan's folder."""
     torch.manual_seed(plan.seed)
     lesson = SegmenterTrainingModel().to(plan.device)
-    tokenizer = architecture.tokenizer()
+    tokenizer = clipseg.tokenizer()
     weights = optimisers(lesson, lambda name, each: ".layers." in name and each.ndim == 2, RATES)
     loop = TrainingLoop(TITLE, plan, lesson, weights, RATES)
     first = loop.step
@@ -177,7 +177,7 @@ def asked(rng: np.random.Generator, scenes: list[NamedScene], tokenizer: Any) ->
     pixels = torch.from_numpy(np.stack([scene.picture for scene in scenes])).permute(0, 3, 1, 2).float() / 255
     read = tokenizer([phrase.text for _, phrase in drawn], padding=True, return_tensors="pt")
     return SegmenterBatch(
-        (pixels - architecture.PIXEL_MEAN) / architecture.PIXEL_DEVIATION,
+        (pixels - clipseg.PIXEL_MEAN) / clipseg.PIXEL_DEVIATION,
         read.input_ids,
         torch.from_numpy(masks).float(),
         (

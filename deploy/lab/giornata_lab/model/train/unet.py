@@ -1,5 +1,6 @@
-"""The yardstick's second stage: the UNet and its text encoder, by denoising encoded scenes.
+"""The yardstick, a Stable Diffusion inpainting model in miniature: its parts, and training of the UNet and its encoder.
 
+A latent pixel is 4x4 pixels. The UNet halves its latent twice; attention is in its two smaller levels, as in SDXL.
 Pictures of 64 pixels teach shapes and colours at a quarter of the cost; pictures of the native size follow.
 """
 
@@ -11,23 +12,121 @@ from functools import partial
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler
+from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from torch import nn
+from transformers import CLIPTextModel, CLIPTokenizer
 
-from giornata_lab.model import yardstick
-from giornata_lab.model.architecture import VAE_SCALE_FACTOR
-from giornata_lab.model.scenes import Scene
+from giornata_lab.model.fill import VAE_SCALE_FACTOR, LatentSpace
+from giornata_lab.model.random import text_encoders
+from giornata_lab.model.scenes import Scene, scene
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
+    SceneBatch,
     StagePlan,
     TrainingCurriculum,
     TrainingRun,
+    encode_both,
+    masks_of,
     optimisers,
     weighted_error,
 )
-from giornata_lab.model.yardstick import Inpainter, TextEncoder
+
+LATENTS: Final = LatentSpace(channels=4, centred=False)
+CONDITION_CHANNELS: Final = 1 + LATENTS.channels
+"""What the UNet sees beside the noisy latent: the mask, and the masked picture's latent."""
+NATIVE_PIXELS: Final = 128
+WIDTHS: Final = (48, 96, 144)
+HEADS: Final = 3
+NORM_GROUPS: Final = 16
+TEXT_TOKENS: Final = 10
+TEXT_WIDTH: Final = 64
+TEXT_LAYERS: Final = 1
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """CLIP's text encoder and its tokenizer."""
+
+    clip: CLIPTextModel
+    tokenizer: CLIPTokenizer
+
+
+def unet() -> UNet2DConditionModel:
+    """9 channels in, 4 out, 6.1 M weights; the output and what each block adds begin as zero (Ho et al., 2020, B)."""
+    down, up = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
+    model = UNet2DConditionModel(
+        sample_size=NATIVE_PIXELS // VAE_SCALE_FACTOR,
+        in_channels=LATENTS.channels + CONDITION_CHANNELS,
+        out_channels=LATENTS.channels,
+        block_out_channels=WIDTHS,
+        layers_per_block=1,
+        norm_num_groups=NORM_GROUPS,
+        down_block_types=("DownBlock2D", down, down),
+        up_block_types=(up, up, "UpBlock2D"),
+        attention_head_dim=HEADS,  # the configuration's old name for the number of heads
+        cross_attention_dim=TEXT_WIDTH,
+        use_linear_projection=True,
+    )
+    nn.init.zeros_(model.conv_out.weight)
+    nn.init.zeros_(model.conv_out.bias)
+    for module in model.modules():
+        last = {"ResnetBlock2D": "conv2", "Transformer2DModel": "proj_out"}.get(type(module).__name__)
+        if last:
+            nn.init.zeros_(module.get_submodule(last).weight)
+            nn.init.zeros_(module.get_submodule(last).bias)
+    return model
+
+
+def text_encoder() -> TextEncoder:
+    """A vocabulary in which every word of the captions is one token."""
+    tokenizer = text_encoders.clip_tokenizer(" ".join(scene.words()), TEXT_TOKENS)
+    return TextEncoder(text_encoders.clip_encoder(tokenizer, width=TEXT_WIDTH, layers=TEXT_LAYERS), tokenizer)
+
+
+def scheduler() -> DDIMScheduler:
+    """Stable Diffusion's noise, predicted as epsilon; the first step is the noisiest (Lin et al., 2024, 3.3)."""
+    return DDIMScheduler(
+        num_train_timesteps=1000,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        prediction_type="epsilon",
+        timestep_spacing="trailing",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+
+
+class Inpainter(nn.Module):
+    """Predicts the noise (epsilon; Ho et al., 2020)."""
+
+    def __init__(self, unet: UNet2DConditionModel, clip: CLIPTextModel) -> None:
+        super().__init__()
+        self.unet: UNet2DConditionModel = unet
+        self.clip: CLIPTextModel = clip
+
+    def read(self, clip_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings (rows, text tokens, width)."""
+        embeddings: torch.Tensor = self.clip(clip_ids).last_hidden_state
+        return embeddings
+
+    def forward(
+        self, noisy: torch.Tensor, condition: torch.Tensor, text: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Noise (rows, 4, height, width) in latent pixels.
+
+        Args:
+            noisy: (rows, 4, height, width) latents at `timesteps`.
+            condition: (rows, 5, height, width): the mask, and latents of the masked picture.
+            text: from `read`.
+            timesteps: (rows,) int64 from 0 to 999; 999 is noise.
+        """
+        seen = torch.cat([noisy, condition], dim=1)
+        noise: torch.Tensor = self.unet(seen, timesteps, text, return_dict=False)[0]
+        return noise
+
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
@@ -79,12 +178,11 @@ class UNetRun(TrainingRun[Inpainter]):
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
         torch.manual_seed(plan.seed)
-        text = yardstick.text_encoder()
-        inpainter = Inpainter(yardstick.unet(), text.clip).to(plan.device)
+        text = text_encoder()
+        inpainter = Inpainter(unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        super().__init__(
-            plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter, hidden, RATES)
-        )
+        encoder = UNetEncoder(vae, text)
+        super().__init__(plan, course, inpainter, encoder.encode, optimisers(inpainter, hidden, RATES))
 
 
 def hidden(name: str, weights: nn.Parameter) -> bool:
@@ -95,7 +193,7 @@ def hidden(name: str, weights: nn.Parameter) -> bool:
 def run(plan: StagePlan) -> None:
     """Train, going on from ``unet.pt`` in the plan's folder."""
     state = UNetRun(plan, UNET)
-    state.train(partial(noise_loss, state.model, yardstick.scheduler()))
+    state.train(partial(noise_loss, state.model, scheduler()))
 
 
 def noise_loss(inpainter: Inpainter, scheduler: DDIMScheduler, batch: SceneBatch) -> torch.Tensor:

@@ -28,7 +28,7 @@ from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.requests import Reuse
 from giornata_gateway.jobs.preparation import job_id_of
-from giornata_lab.loadgen.pictures import generated, mask, mask_file
+from giornata_lab.loadgen.driver import generated, mask, mask_file
 from giornata_lab.loadgen.workload import MaskShape
 from giornata_lab.rehearsals.chaos.look import OutcomeRecord, Records
 from giornata_tools.clients.http import events

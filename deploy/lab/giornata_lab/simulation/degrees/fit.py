@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Final
 
 from giornata_lab.flags import option, parsed
-from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees import workloads
 from giornata_lab.simulation.degrees.rules import (
     AS_WRITTEN,
     BEST_DEGREES,
@@ -34,8 +34,15 @@ from giornata_lab.simulation.degrees.rules import (
     run_case,
     standard_error,
 )
-from giornata_lab.simulation.degrees.step_times import TETRISERVE, StepFormula
-from giornata_lab.simulation.degrees.workloads import SLO_S, PoolRowSize, PoolWorkload, SizeMix, tokens_of
+from giornata_lab.simulation.degrees.workloads import (
+    SLO_S,
+    TETRISERVE,
+    PoolRowSize,
+    PoolWorkload,
+    SizeMix,
+    StepFormula,
+    tokens_of,
+)
 
 STEPS: Final = PoolWorkload().steps
 SEEDS: Final = range(5)
@@ -72,7 +79,7 @@ class PaperFigure:
 
 def picture_s(formula: StepFormula, side: int, degree: int) -> float:
     """Seconds of all steps of a picture."""
-    return STEPS * step_times.times(formula, PoolRowSize(side, tokens_of(side)), (degree,))[degree]
+    return STEPS * workloads.times(formula, PoolRowSize(side, tokens_of(side)), (degree,))[degree]
 
 
 def attained(rule: RuleSetting, load: PoolWorkload, side: int | None, formula: StepFormula) -> list[float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.scheduling.degrees.pool import Devices, PoolRow, PoolRule, StepStart, Times
-from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees import workloads
 from giornata_lab.simulation.degrees.workloads import PoolRequest
 
 EPSILON_S: Final = 1e-9
@@ -90,7 +90,7 @@ class PoolWorld:
         *,
         devices: int = 8,
         subsets: AbstractSet[Devices] | None = None,
-        formula: step_times.StepFormula = step_times.TETRISERVE,
+        formula: workloads.StepFormula = workloads.TETRISERVE,
     ) -> None:
         """Prepare a run.
 
@@ -130,8 +130,8 @@ class PoolWorld:
                 self._end(now, heapq.heappop(self._ends)[2])
             while self._arriving and self._arriving[-1].at_s <= now + SAME_S:
                 request = self._arriving.pop()
-                step_s = step_times.times(self._formula, request.size, self._degrees)
-                moved_s = step_times.moved_times(self._formula, request.size, self._degrees)
+                step_s = workloads.times(self._formula, request.size, self._degrees)
+                moved_s = workloads.moved_times(self._formula, request.size, self._degrees)
                 self._rows[request.number] = _Row(request, request.steps, step_s, moved_s)
             if self._rows:
                 self._decide(now)
@@ -198,8 +198,8 @@ class PoolWorld:
             raise WrongDecision(
                 f"received {begin.steps} steps; accepted are 1 to {min(row.left for row in rows)}"
             )
-        if len(rows) > step_times.MOST_ROWS:
-            raise WrongDecision(f"received {len(rows)} rows in a step; accepted are {step_times.MOST_ROWS}")
+        if len(rows) > workloads.MOST_ROWS:
+            raise WrongDecision(f"received {len(rows)} rows in a step; accepted are {workloads.MOST_ROWS}")
         return rows
 
     def _end(self, now: float, begin: StepStart) -> None:
@@ -217,5 +217,5 @@ class PoolWorld:
             row = rows[0]
             return row.step_s[degree], (row.moved_s if full[0] else row.step_s)[degree]
         sizes = [row.request.size for row in rows]
-        own = step_times.shared_s(self._formula, [(size, False) for size in sizes], degree)
-        return own, step_times.shared_s(self._formula, list(zip(sizes, full, strict=True)), degree)
+        own = workloads.shared_s(self._formula, [(size, False) for size in sizes], degree)
+        return own, workloads.shared_s(self._formula, list(zip(sizes, full, strict=True)), degree)

@@ -1,20 +1,23 @@
-"""The built-in model's components, untrained: a small Flux-Fill whose every part diffusers and transformers load.
+"""The built-in model, a small Flux-Fill: its parts, untrained; pictures as its tokens; and one forward of it.
 
 A token is 8x8 pixels: the autoencoder makes 4x4 pixels one latent pixel of `LATENT_CHANNELS`, and the transformer
-takes 2x2 of those. A picture of 128 px has 16x16 tokens, one of 256 px 32x32.
+takes 2x2 of those. A picture of 128 px has 16x16 tokens, one of 256 px 32x32. Every part loads in diffusers and
+transformers; one forward is what `FluxFillPipeline` computes for one step, from token ids and packed latents.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import nn
+from transformers import CLIPTextModel, T5EncoderModel
 
 from giornata_lab.model.random import text_encoders as text
+from giornata_lab.model.random.text_encoders import TextEncoders
 from giornata_lab.model.scenes import scene
 
 LATENT_CHANNELS: Final = 8
@@ -142,3 +145,109 @@ def bfloat16_exact(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(parameter.bfloat16().to(parameter.dtype))
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """(rows, channels, height, width) → (rows, height/2 * width/2, 4 channels)."""
+    rows, channels, height, width = latents.shape
+    patches = latents.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(rows, (height // 2) * (width // 2), channels * 4)
+
+
+def pack_mask(masks: torch.Tensor) -> torch.Tensor:
+    """(rows, height, width) of 0 and 1 → (rows, tokens, 64): a token's 8x8 pixels."""
+    rows, height, width = masks.shape
+    f = VAE_SCALE_FACTOR
+    pixels = masks.view(rows, height // f, f, width // f, f).permute(0, 2, 4, 1, 3)
+    return pack(pixels.reshape(rows, f * f, height // f, width // f).contiguous())
+
+
+@torch.no_grad()
+def encode(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
+    """(rows, 3, height, width) in [-1, 1] → normalised latents, the mode of the posterior."""
+    latents: torch.Tensor = vae.encode(
+        pictures.contiguous(memory_format=torch.channels_last)
+    ).latent_dist.mode()
+    normalised: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+    return normalised
+
+
+@torch.no_grad()
+def decode(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
+    """The inverse of `encode`, clamped to [-1, 1]."""
+    pictures: torch.Tensor = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor).sample
+    return pictures.clamp(-1, 1)
+
+
+def positions(side_tokens: int, row: int = 0, column: int = 0) -> torch.Tensor:
+    """(tokens, 3) ids of a square grid whose first token is at (row, column)."""
+    grid = torch.zeros(side_tokens, side_tokens, 3)
+    grid[..., 1] = torch.arange(side_tokens)[:, None] + row
+    grid[..., 2] = torch.arange(side_tokens)[None] + column
+    return grid.reshape(-1, 3)
+
+
+UNGUIDED: Final = 1.0
+"""The guidance at which the model is the plain conditional one."""
+
+
+class Painter(nn.Module):
+    """Predicts the velocity noise - picture (rectified flow, Liu et al., 2022)."""
+
+    def __init__(self, transformer: FluxTransformer2DModel, text: TextEncoders) -> None:
+        super().__init__()
+        self.transformer: FluxTransformer2DModel = transformer
+        self.clip: CLIPTextModel = text.clip
+        self.t5: T5EncoderModel = text.t5
+
+    def read(self, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings (rows, text tokens, width) of T5 and (rows, width) pooled of CLIP."""
+        return self.t5(t5_ids)[0], self.clip(clip_ids).pooler_output
+
+    def forward(
+        self,
+        noisy: torch.Tensor,
+        condition: torch.Tensor,
+        text: tuple[torch.Tensor, torch.Tensor],
+        *,
+        time: torch.Tensor,
+        guidance: torch.Tensor,
+        corner: tuple[int, int] = (0, 0),
+    ) -> torch.Tensor:
+        """Velocity (rows, tokens, 32).
+
+        Args:
+            noisy: (rows, tokens, 32) latents at `time`.
+            condition: (rows, tokens, 96) latents of the masked picture, and the mask.
+            text: from `read`.
+            time: (rows,) in [0, 1]; 1 is noise.
+            guidance: (rows,) as requests name it.
+            corner: row and column of the first token; training moves it, so that every position is seen.
+        """
+        velocity: torch.Tensor = self.transformer(
+            hidden_states=torch.cat([noisy, condition], dim=-1),
+            **beside_tokens(noisy, text, time=time, guidance=guidance, corner=corner),
+        )[0]
+        return velocity
+
+
+def beside_tokens(
+    noisy: torch.Tensor,
+    text: tuple[torch.Tensor, torch.Tensor],
+    *,
+    time: torch.Tensor,
+    guidance: torch.Tensor,
+    corner: tuple[int, int],
+) -> dict[str, Any]:
+    """What a Flux network, ControlNets too, is told beside the picture's tokens; arguments as `Painter.forward`'s."""
+    embeddings, pooled = text
+    side = round(noisy.shape[1] ** 0.5)
+    return {
+        "encoder_hidden_states": embeddings,
+        "pooled_projections": pooled,
+        "timestep": time,
+        "guidance": guidance,
+        "img_ids": positions(side, *corner).to(noisy),
+        "txt_ids": torch.zeros(embeddings.shape[1], 3).to(noisy),
+        "return_dict": False,
+    }
