@@ -287,7 +287,7 @@ def tables(report: QualityReport) -> list[Table]:
         patches = {"all": c.overall, **_in_px(c.by_side), **c.by_ground}
         found.append(_drawn("(b), (c) Background completion", ("ground", *PATCH_HEAD), _patches(patches)))
     if report.closeness:
-        found.append(_closeness(report.closeness, report.run.edits_s))
+        found.append(_closeness(report.closeness, report.run))
     verdicts = table("", "measured", "accepted", "verdict", numbers={"measured"}, prose={""}, title="Gates")
     for gate in report.gates:
         bounds = {"at least": gate.at_least, "at most": gate.at_most}
@@ -346,10 +346,11 @@ def _patches(groups: Mapping[str, RemovalQuality]) -> tuple[tuple[str, ...], ...
     )
 
 
-def _closeness(c: RunComparison, edits_s: float) -> Table:
+def _closeness(c: RunComparison, run: QualityRun) -> Table:
     median, p5, least = c.ssim_in_mask_median, c.ssim_in_mask_p5, c.ssim_in_mask_least
+    alike = c.other.cases_digest == run.cases_digest
     rows = (
-        ("seconds of all its edits ÷ this run's", f"{c.other.edits_s / edits_s:.2f}"),
+        ("its seconds ÷ this run's", f"{c.other.edits_s / run.edits_s:.2f}" if alike else "other edits"),
         ("edits compared", str(c.n)),
         ("of these equal in every pixel", str(c.identical)),
         ("SSIM, whole picture", f"{c.ssim:.4f}"),
