@@ -98,6 +98,7 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
 @pytest.mark.parametrize(
     ("change", "code", "field", "received"),
     [
+        ({"restore_faces": True}, "invalid_field", "restore_faces", "true"),
         ({"inpainting_fill": 0, "denoising_strength": 0.4}, "invalid_field", "denoising_strength", "0.4"),
         ({"inpainting_fill": 4}, "invalid_field", "inpainting_fill", "4"),
         ({"denoising_strength": 0}, "invalid_field", "denoising_strength", "0"),
