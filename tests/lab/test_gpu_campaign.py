@@ -12,7 +12,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from giornata_lab.bench import harness
+from giornata_lab.bench import harness, options
+from giornata_lab.rehearsals import gpu
 from giornata_lab.rehearsals.gpu import (
     TINY,
     CampaignPart,
@@ -24,7 +25,6 @@ from giornata_lab.rehearsals.gpu import (
     page,
     parts,
     records,
-    run,
 )
 from tests.fakes.cuda import pretended
 
@@ -32,39 +32,45 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Modules of parts: `done` writes a report, `failing` raises, `hanging` never ends."""
     folder = tmp_path / "programs"
     folder.mkdir()
-    report = "from giornata_lab.bench.harness import write\n"
-    (folder / "done.py").write_text(report + "write('done', [{'figure': 1}], workload={})\n")
+    report = "import os\nfrom giornata_lab.bench.harness import write\n"
+    (folder / "done.py").write_text(report + "write('done', [{'pid': os.getpid()}], workload={})\n")
     (folder / "failing.py").write_text("raise RuntimeError('it was to fail')\n")
     (folder / "hanging.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
 
 
-@pytest.mark.usefixtures("programs")
-def test_each_part_leaves_a_record_also_one_that_fails(tmp_path: Path) -> None:
+def test_parts_share_a_process_until_one_fails_and_each_leaves_a_record(
+    programs: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     every = [
-        CampaignPart(name, module, ())
-        for name, module in zip("abc", ("done", "failing", "done"), strict=True)
+        CampaignPart("a", "done", ()),
+        CampaignPart("b", "done", ()),
+        CampaignPart("c", "failing", ()),
+        CampaignPart("d", "done", ()),
     ]
     found = list(carried_out(every, out, 600.0))
-    assert [one.status for one in found] == [Status.DONE, Status.FAILED, Status.DONE]
-    assert [len(one.rows) for one in found] == [1, 0, 1]
-    assert "RuntimeError: it was to fail" in found[1].output
+    assert [one.status for one in found] == [Status.DONE, Status.DONE, Status.FAILED, Status.DONE]
+    first, second, _, after = ([row["pid"] for row in one.rows] for one in found)
+    assert first == second != after
+    assert "RuntimeError: it was to fail" in found[2].output
     assert "RuntimeError: it was to fail" in page(found)
     assert records(out) == {one.part: one for one in found}
 
 
-@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("limit_s", "status"), [(60.0, Status.CUT), (0.1, Status.FAILED)])
 def test_a_part_that_hangs_has_failed_or_is_to_be_run_again(
-    tmp_path: Path, limit_s: float, status: Status
+    programs: Path, tmp_path: Path, limit_s: float, status: Status
 ) -> None:
     """At its own limit it has failed; when the campaign's time is up, it is to be run again."""
-    found = run(CampaignPart("hang", "hanging", (), limit_s), 0.1, tmp_path)
+    process = gpu.SharedProcess()
+    found = gpu.run(CampaignPart("hang", "hanging", (), limit_s), process, 0.1, tmp_path)
     assert found.status is status
     assert "ended after 0 s" in found.output
 
@@ -100,8 +106,10 @@ def test_a_part_on_a_pretended_gpu_writes_its_report_and_races_with_nothing(
     monkeypatch.setattr(harness, "OUT", tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process, which has other tests
     [chosen] = [each for each in parts(TINY, "cuda") if each.name == name]
+    options._flux.cache_clear()
     with pretended() as world:
         importlib.import_module(chosen.module).main(chosen.arguments)
+        options._flux.cache_clear()
     written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["rows"]
     assert written["workload"]["device"] == "cuda"

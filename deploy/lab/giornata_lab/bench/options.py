@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from math import isqrt
 from types import SimpleNamespace
 
@@ -73,7 +74,13 @@ def opened(options: SimpleNamespace) -> ModelFamily:
     name = vars(options).get("family", FLUX)
     if name != FLUX:
         return family(name, published=options.model == "real", dtype=dtype, device=device)
-    return flux(SHAPES[options.model], dtype, device)
+    return _flux(options.model, dtype, device)
+
+
+@lru_cache(maxsize=1)
+def _flux(model: str, dtype: torch.dtype, device: torch.device) -> ModelFamily:
+    """Kept, since programs may run one after the other in one process, and 12 B weights take their time."""
+    return flux(SHAPES[model], dtype, device)
 
 
 def rows_of(options: SimpleNamespace) -> Rows:

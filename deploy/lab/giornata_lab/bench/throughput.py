@@ -5,7 +5,8 @@ limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with t
 where the first step is computed in full. With `--padding` steps after the first one compute so much less of T. *Mixed
 steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to its
 longest edit, or forms batches of equal counts. Denoising only, in both tables: prompts come as embeddings and pictures
-as latents on both sides, and no autoencoder runs.
+as latents on both sides, and no autoencoder runs. `--family flux2-klein` is an edit by FLUX.2 Klein, whose clean
+picture is denoised beside it: T + L is T + 2 L there.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.engines import BenchSetting
 from giornata_lab.bench.compute.models import autoencoder, described
 from giornata_lab.bench.compute.rows import Rows, changed
-from giornata_lab.bench.compute.static_batching import StaticBatching, in_batches, in_equal_batches
+from giornata_lab.bench.compute.static_batching import (
+    KLEIN,
+    KleinStaticBatching,
+    StaticBatching,
+    in_batches,
+    in_equal_batches,
+)
 from giornata_lab.bench.compute.workload import MIXES, WorkloadEdit, edits, token_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, write
-from giornata_lab.bench.options import padding_option, rows_of, shared
+from giornata_lab.bench.options import FLUX, padding_option, rows_of, shared
 from giornata_lab.flags import Several, option, parsed
 
 System = Callable[[], object]
@@ -59,6 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [
             *shared(tokens=256, text=32, repeats=2),
             padding_option(),
+            option(
+                "--family",
+                type=click.Choice([FLUX, KLEIN]),
+                default=FLUX,
+                help="Klein is mid-size, or published with --model real",
+            ),
             option("--batch", type=Several(int), default=[engines.ROWS], help="rows of a step"),
             option("--steps", type=int, default=7, help="of the equal-steps table"),
             option("--edits", type=int, default=16, help="of the mixed-steps table"),
@@ -75,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     rows = rows_of(options)
     family = rows.family
-    static = StaticBatching(rows, autoencoder(family.dtype, family.device))
+    static: StaticBatching | KleinStaticBatching
+    if options.family == KLEIN:
+        static = KleinStaticBatching(rows, published=options.model == "real")
+    else:
+        static = StaticBatching(rows, autoencoder(family.dtype, family.device))
     tables = [_equal(rows, static, options, batch) for batch in options.batch]
     tables += [_mixed(rows, static, options, batch, mix) for batch in options.batch for mix in options.mixes]
     workload = {
@@ -90,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("throughput", [line for table in tables for line in table], workload=workload)
 
 
-def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace, batch: int) -> list[dict[str, Any]]:
+def _equal(
+    rows: Rows, static: StaticBatching | KleinStaticBatching, options: SimpleNamespace, batch: int
+) -> list[dict[str, Any]]:
     drawn = edits(batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
     systems: dict[str, System] = {
         STATIC: lambda: static.denoised(drawn, options.steps),
@@ -106,8 +125,9 @@ def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace, batch: 
 
 
 def _limits(rows: Rows, drawn: Sequence[WorkloadEdit], steps: int) -> dict[str, Limits]:
-    """Of edits of equal steps."""
-    computed, whole = [rows.computed(edit) for edit in drawn], rows.tokens
+    """Of edits of equal steps; what lies beside a picture is computed in full steps alone."""
+    computed = [rows.computed(edit) for edit in drawn]
+    whole = rows.row(drawn[0], reuse=False).block_tokens
     limit = token_limit(rows.text_tokens, whole, computed, rows.padding_tokens)
     first_in_full = steps / (1 + (steps - 1) / limit)
     begun = steps / (1 / token_limit(rows.text_tokens, whole, computed) + (steps - 1) / limit)
@@ -122,7 +142,7 @@ def _limits(rows: Rows, drawn: Sequence[WorkloadEdit], steps: int) -> dict[str, 
 
 def _mixed(
     rows: Rows,
-    static: StaticBatching,
+    static: StaticBatching | KleinStaticBatching,
     options: SimpleNamespace,
     batch: int,
     mix: str,

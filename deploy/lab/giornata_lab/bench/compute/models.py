@@ -306,15 +306,15 @@ FAMILIES: Final[Mapping[str, MeasuredFamily]] = {
 }
 
 
-def family(
+def module(
     name: str,
     *,
     published: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device,
     changed: Mapping[str, Any] = MappingProxyType({}),
-) -> ModelFamily:
-    """The family over diffusers' module of it, its configuration `changed`; equal arguments make equal weights.
+) -> Any:
+    """Make diffusers' module of a family, its configuration `changed`; equal arguments make equal weights.
 
     Raises:
         ValueError: the family has no published shape here.
@@ -329,7 +329,12 @@ def family(
     with device:
         made = of.module(**{**config, **changed})
     torch.nn.Module.to(made, dtype)
-    network: Any = of.network(made.eval().requires_grad_(requires_grad=False))
-    unet = of.module is UNet2DConditionModel
+    return made.eval().requires_grad_(requires_grad=False)
+
+
+def family(name: str, **how: Any) -> ModelFamily:
+    """The family over such a module; see :func:`module`."""
+    network: Any = FAMILIES[name].network(module(name, **how))
+    unet = FAMILIES[name].module is UNet2DConditionModel
     schedule = DiscreteTime(DISCRETE) if unet else FlowMatching(SCHEDULER, shifted_always)
     return ModelFamily(network.text, schedule, network)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxInpaintPipeline
+from diffusers import (
+    AutoencoderKLFlux2,
+    FlowMatchEulerDiscreteScheduler,
+    Flux2KleinInpaintPipeline,
+    FluxInpaintPipeline,
+)
 from torch import Tensor
 
-from giornata_lab.bench.compute.models import TOKEN_PIXELS, transformer_of
+from giornata_lab.bench.compute.models import TOKEN_PIXELS, module, transformer_of
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER
 from giornata_lab.bench.compute.workload import WorkloadEdit, square
+
+KLEIN: Final = "flux2-klein"
 
 
 class StaticBatching:
@@ -77,6 +84,67 @@ class StaticBatching:
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return self._rows.family.network.unpacked(latents, (self._rows.side, self._rows.side))
+
+
+class KleinStaticBatching:
+    """Batches of the unmodified `Flux2KleinInpaintPipeline`, from latents and embeddings to latents.
+
+    Its transformer has the weights of the family's, in memory of its own: the engine drives that one's blocks by hooks.
+
+    Args:
+        rows: in whose sizes it denoises.
+        published: whether the transformer has the published shape, or that of mid-size.
+    """
+
+    def __init__(self, rows: Rows, *, published: bool) -> None:
+        family = rows.family
+        self._rows = rows
+        self.transformer: Any = module(KLEIN, published=published, dtype=family.dtype, device=family.device)
+        kind: Any = Flux2KleinInpaintPipeline
+        self._pipeline = kind(
+            scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
+            vae=_unused_autoencoder(rows),
+            text_encoder=None,
+            tokenizer=None,
+            transformer=self.transformer,
+            is_distilled=True,
+        )
+        self._pipeline.set_progress_bar_config(disable=True)
+
+    def denoised(self, edits: Sequence[WorkloadEdit], steps: int) -> Tensor:
+        """(edits, tokens, channels) final latents: the pipeline without its autoencoder."""
+        rows, family = self._rows, self._rows.family
+        packed = torch.stack([rows.picture(edit.template) for edit in edits])
+        cells = packed.transpose(1, 2).reshape(len(edits), rows.channels, rows.side, rows.side)
+        embeds = torch.stack([rows.text(edit.template)["prompt_embeds"] for edit in edits])
+        (found,) = self._pipeline(
+            image=cells.to(family.device, family.dtype),
+            mask_image=torch.stack([_pixel_mask(edit, rows.side) for edit in edits]),
+            strength=1.0,
+            num_inference_steps=steps,
+            guidance_scale=1.0,
+            generator=[torch.Generator().manual_seed(edit.index) for edit in edits],
+            prompt_embeds=embeds.to(family.device, family.dtype),
+            output_type="latent",
+            return_dict=False,
+        )
+        return torch.nn.functional.pixel_unshuffle(found, 2).flatten(2).transpose(1, 2)
+
+
+def _unused_autoencoder(rows: Rows) -> Any:
+    """The pipeline asks an autoencoder for the mean and deviation of latents, here 0 and 1, and for its sizes."""
+    kind: Any = AutoencoderKLFlux2
+    widths = (8, 8, 8, 8)
+    model = kind(
+        latent_channels=rows.channels // 4,
+        block_out_channels=widths,
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("DownEncoderBlock2D",) * len(widths),
+        up_block_types=("UpDecoderBlock2D",) * len(widths),
+        batch_norm_eps=0.0,
+    )
+    return model.to(rows.family.device, rows.family.dtype).eval().requires_grad_(requires_grad=False)
 
 
 def in_batches(edits: Sequence[WorkloadEdit], size: int) -> list[tuple[list[WorkloadEdit], int]]:
