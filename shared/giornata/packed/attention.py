@@ -479,7 +479,7 @@ def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     """Rotary embedding of (tokens, heads, head_dim), pairs of neighbouring channels as complex numbers, in float32.
 
-    As `apply_rotary_emb` of diffusers: bit for bit where a processor's vectors divide a head, and in fewer passes.
+    As `apply_rotary_emb` of diffusers but for the last bit, and in fewer passes.
     """
     cosine, sine = rotary[0][:, ::2], rotary[1][:, ::2]
     pairs = torch.view_as_complex(heads.float().unflatten(-1, (heads.shape[-1] // 2, 2)))

@@ -117,7 +117,7 @@ def test_gelu_beside_the_attention_is_the_twins(
     assert_alike(found, wanted)
 
 
-def test_the_twin_is_diffusers_bit_for_bit() -> None:
+def test_the_twin_is_diffusers_bit_for_bit_but_for_the_rounding_of_rotations() -> None:
     segments = Segments((3, 4))
     norm: Any = AdaLayerNormZero(24).requires_grad_(requires_grad=False)
     x, conditioning = random((7, 24), torch.float32, 0).cpu(), random((2, 24), torch.float32, 1).cpu()
@@ -135,7 +135,8 @@ def test_the_twin_is_diffusers_bit_for_bit() -> None:
     own = torch.nn.RMSNorm(16, eps=1e-6)
     own.weight.data = weight
     wanted = apply_rotary_emb(own(heads)[None], (cosine, sine), sequence_dim=1)[0]
-    assert torch.equal(TORCH.rotated(heads, HeadNorm(weight, 1e-6), (cosine, sine)), wanted)
+    rotated = TORCH.rotated(heads, HeadNorm(weight, 1e-6), (cosine, sine))
+    torch.testing.assert_close(rotated, wanted, rtol=0, atol=1e-6)  # processors differ in whether they fuse
 
 
 def test_kernels_serve_cuda_and_nothing_else() -> None:
