@@ -482,7 +482,7 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     As `apply_rotary_emb` of diffusers but for the last bit, and in fewer passes.
     """
     cosine, sine = rotary[0][:, ::2], rotary[1][:, ::2]
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (heads.shape[-1] // 2, 2)))
+    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], heads.shape[-1] // 2, 2))
     turned = pairs * torch.complex(cosine, sine).unsqueeze(1)
     return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
 

@@ -192,7 +192,8 @@ def test_heads_are_normed_turned_and_joined(
     draw = Draw(device, dtype)
     text, image = (shape.text, shape.text // 2), (shape.picture, shape.computed)
     places, tokens = make_layout(text, image, device), sum(text) + sum(image)
-    cosine, sine = draw(2, tokens, shape.width, dtype=torch.float32).unbind()
+    pairs = draw(2, tokens, shape.width // 2, dtype=torch.float32)
+    cosine, sine = pairs.repeat_interleave(2, dim=2).unbind()
 
     def projected(count: int) -> QKVProjection:
         packed = draw(count, 3 * shape.channels).view(count, 3, shape.heads, shape.width)
