@@ -452,7 +452,7 @@ def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor
 
 def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
     """See :attr:`ElementwiseOps.rotated`."""
-    return rotate(F.rms_norm(heads, heads.shape[-1:], norm.weight, norm.eps), rotary)
+    return rotate(F.rms_norm(heads, heads.shape[-1:], norm.weight, norm.eps), turns_of(rotary))
 
 
 def attended(
@@ -464,11 +464,12 @@ def attended(
         width = each.query.shape[-1:]
         queries.append(F.rms_norm(each.query, width, each.query_norm.weight, each.query_norm.eps))
         keys.append(F.rms_norm(each.key, width, each.key_norm.weight, each.key_norm.eps))
+    turns = turns_of(rotary)
     if len(streams) == 1:
-        return rotate(queries[0], rotary), rotate(keys[0], rotary), streams[0].value
+        return rotate(queries[0], turns), rotate(keys[0], turns), streams[0].value
     text, image = streams
     query, key = layout.join(queries[0], queries[1]), layout.join(keys[0], keys[1])
-    return rotate(query, rotary), rotate(key, rotary), layout.join(text.value, image.value)
+    return rotate(query, turns), rotate(key, turns), layout.join(text.value, image.value)
 
 
 def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
@@ -476,15 +477,19 @@ def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat((x, F.gelu(y, approximate="tanh")), dim=1)
 
 
-def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embedding of (tokens, heads, head_dim), pairs of neighbouring channels as complex numbers, in float32.
+def turns_of(rotary: Rotary) -> Tensor:
+    """(tokens, 1, head_dim / 2) complex numbers by which pairs of neighbouring channels are multiplied."""
+    cosine, sine = rotary
+    return torch.complex(cosine[:, ::2], sine[:, ::2]).unsqueeze(1)
+
+
+def rotate(heads: Tensor, turns: Tensor) -> Tensor:
+    """Rotary embedding of (tokens, heads, head_dim) by :func:`turns_of`, in float32.
 
     As `apply_rotary_emb` of diffusers but for the last bit, and in fewer passes.
     """
-    cosine, sine = rotary[0][:, ::2], rotary[1][:, ::2]
     pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], heads.shape[-1] // 2, 2))
-    turned = pairs * torch.complex(cosine, sine).unsqueeze(1)
-    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
+    return torch.view_as_real(pairs * turns).flatten(-2).to(heads.dtype)
 
 
 TORCH = ElementwiseOps(modulated, gated, rotated, attended, beside_gelu, gather)

@@ -253,7 +253,7 @@ STEPS = 10
 
 
 @dataclass(frozen=True)
-class Told:
+class TelemetryDelivery:
     """One message, and what becomes of it on its way."""
 
     worker: str
@@ -283,7 +283,12 @@ class Ended:
 jobs = st.integers(0, 5).map(lambda number: f"j{number}")
 events = st.lists(
     st.one_of(
-        st.builds(Told, worker=st.sampled_from(WORKERS), copies=st.integers(0, 2), later=st.integers(0, 6)),
+        st.builds(
+            TelemetryDelivery,
+            worker=st.sampled_from(WORKERS),
+            copies=st.integers(0, 2),
+            later=st.integers(0, 6),
+        ),
         st.builds(
             JobAssigned,
             job=jobs,
@@ -323,9 +328,9 @@ class World:
         ]
         return worker(name, *rows, capacity=CAPACITY)
 
-    def happens(self, event: Told | JobAssigned | Ended) -> None:
+    def happens(self, event: TelemetryDelivery | JobAssigned | Ended) -> None:
         self.now += 0.01
-        if isinstance(event, Told):
+        if isinstance(event, TelemetryDelivery):
             state = self.state(event.worker)
             self.clear.observe(state, self.now)
             self._under_way += [(event.later, state)] * event.copies
@@ -378,7 +383,7 @@ class World:
 
 @given(happening=events)
 def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
-    happening: list[Told | JobAssigned | Ended],
+    happening: list[TelemetryDelivery | JobAssigned | Ended],
 ) -> None:
     world = World()
     for event in happening:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.attention import Attention, rotate
+from giornata.packed.attention import Attention, rotate, turns_of
 from giornata.packed.forward import AttentionSite, PackedForward, Prefilled, TokenStream
 from giornata.packed.packing import BlockInputs, PackedBatch, Segments
 from giornata.packed.sharding import ShardedBatch
@@ -160,7 +160,7 @@ class TransformerHooks:
     def rotated(self, heads: Tensor, stream: TokenStream) -> Tensor:
         """(tokens, heads, head_dim) at the positions of their tokens."""
         rotary = self.forward.rotary(stream)
-        return heads if rotary is None else rotate(heads, rotary)
+        return heads if rotary is None else rotate(heads, turns_of(rotary))
 
 
 class PrecomputedModulation(nn.Module):
